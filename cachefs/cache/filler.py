@@ -1,0 +1,300 @@
+"""Brings objects of the store into cache files, as far as readers need them.
+
+A `Fill` is a cache file that is to hold one version of one object. `Filler.ensure` returns when a
+range of it is there; chunks are fetched by parallel ranged GETs, given out through the injected
+`Fetch`, so that bytes never pass through this process. Readers of one fill share chunks, each goes
+on as soon as its own range has arrived, and who reads in sequence has chunks fetched ahead of it,
+more of them the longer it goes on.
+
+Invariants, for the trio thread alone:
+ - a chunk has at most one job, and only extents not `present` are fetched, so local changes
+   (`claim`) are never overwritten by the object's bytes;
+ - `present` grows only after the bytes are in the cache file. It says nothing about power cuts: who
+   stores it durably must fsync the file first;
+ - jobs run in the filler's own nursery: a reader that gives up takes no chunk from the others;
+ - one version: every GET carries the etag. When the store says that the object has changed, this
+   call and all later ones raise ESTALE, and what is present stays readable.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from cachefs.errors import NotFound, PreconditionFailed
+from cachefs.failpoints import Point, reach
+from cachefs.model.extents import ExtentSet
+
+CHUNK = 8 << 20
+"""Bytes of one ranged GET."""
+MAX_IN_FLIGHT = 16
+"""Chunks of one fill under way at a time."""
+
+_STREAMS = 8  # sequential readers of one fill that are told apart
+
+
+class Fetch(Protocol):
+    """Fetches bytes [start, end) of an object into the same place of a file; returns their number.
+
+    Pacing and retrying are its own affair. Raises StoreError or OSError.
+    """
+
+    def __call__(
+        self, key: str, path: str, start: int, end: int, if_match: str | None
+    ) -> Awaitable[int]: ...
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One sequential reader: where it will read next, and how many chunks to fetch ahead of it."""
+
+    position: int
+    window: int
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One chunk on its way."""
+
+    start: int
+    end: int
+    done: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Fill:
+    """A cache file that is to hold the object `key` in the version `etag`.
+
+    `path` must exist. `size` is the object's; bytes of the file beyond it are nobody's here.
+    `present` says which extents of the file need no fetching.
+    """
+
+    path: str
+    key: str
+    etag: str | None
+    size: int
+    present: ExtentSet
+    stale: bool = False
+    crc64: int | None = None
+    """CRC64NVME of the whole object, where it is known."""
+    failures: int = 0
+    """Times that what was fetched did not have it."""
+    served: bool = False
+    """Somebody may have read bytes of it before all were there to be compared."""
+    checking: trio.Lock = field(default_factory=trio.Lock, repr=False)
+    """Held while what was fetched is compared."""
+    _jobs: dict[int, _Job] = field(default_factory=dict, repr=False)
+    _streams: list[_Stream] = field(default_factory=list, repr=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole object is in the cache file."""
+        return self.size == 0 or self.present.covers(0, self.size)
+
+    @property
+    def in_flight(self) -> int:
+        """Chunks on their way."""
+        return len(self._jobs)
+
+
+class Filler:
+    """Serves any number of fills. Made by `open_filler`.
+
+    `on_fetched(fill, nbytes)` is called after each piece that has arrived; `fill.complete` then
+    tells whether it was the last. It must not raise.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        fetch: Fetch,
+        *,
+        chunk: int = CHUNK,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        on_fetched: Callable[[Fill, int], None] | None = None,
+    ) -> None:
+        self._nursery = nursery
+        self._fetch = fetch
+        self._chunk = chunk
+        self._max_in_flight = max_in_flight
+        self._on_fetched = on_fetched
+        self._active = 0
+        self._queue: deque[tuple[Fill, int, _Job]] = deque()
+
+    @property
+    def active(self) -> int:
+        """Chunks on their way, over all fills."""
+        return self._active
+
+    async def ensure(self, fill: Fill, start: int, end: int) -> None:
+        """Return when bytes [start, end), as far as the object reaches, are in the cache file.
+
+        Raises what the fetch of a chunk in that range raised (a later call tries again), and ESTALE
+        when the store no longer has this version. Returns at once when everything is there.
+        """
+        end = min(end, fill.size)
+        if start >= end:
+            return
+        window = self._note_read(fill, start, end)
+        self._start_missing(fill, start, end)
+        self._read_ahead(fill, end, window)
+        await self._wait_for(fill, start, end)
+
+    async def fetch_all(self, fill: Fill) -> None:
+        """Return when the whole object is in the cache file. Errors as for `ensure`."""
+        await self._wait_for(fill, 0, fill.size)
+
+    async def claim(self, fill: Fill, start: int, end: int) -> None:
+        """Take a range out of the object's hands: it counts as present, no fetch will write to it.
+
+        For a writer, before it writes there or truncates; waits for chunks that are on their way.
+        """
+        while jobs := [job for job in fill._jobs.values() if job.start < end and start < job.end]:
+            await jobs[0].done.wait()
+        fill.present.add(start, end)
+
+    async def abandon(self, fill: Fill) -> None:
+        """Stop fetching, return when nothing is on its way. Readers that wait get EIO.
+
+        The store's answer to a cancelled GET may still be written to the file, if that still
+        exists.
+        """
+        while jobs := list(fill._jobs.values()):
+            for job in jobs:
+                job.scope.cancel()
+            await jobs[0].done.wait()
+
+    async def _wait_for(self, fill: Fill, start: int, end: int) -> None:
+        while job := self._start_missing(fill, start, min(end, fill.size)):
+            await job.done.wait()
+            if job.error is not None:
+                # Each waiter raises a copy: one exception object cannot grow several tracebacks.
+                raise copy.copy(job.error) from job.error
+
+    def _start_missing(self, fill: Fill, start: int, end: int) -> _Job | None:
+        """Start what the limit allows of the missing chunks; returns the first one's job.
+
+        The first is started whatever the limit: others' readahead must not make a reader wait.
+        """
+        missing = self._missing_chunks(fill, start, end)
+        first_index = next(missing, None)
+        if first_index is None:
+            return None
+        if fill.stale:
+            raise _stale(fill)
+        first = self._job(fill, first_index)
+        for index in missing:
+            if len(fill._jobs) >= self._max_in_flight:
+                break
+            self._job(fill, index)
+        return first
+
+    def _missing_chunks(self, fill: Fill, start: int, end: int) -> Iterator[int]:
+        if start >= end:
+            return
+        last = -1
+        for gap_start, gap_end in fill.present.gaps(start, end):
+            for index in range(gap_start // self._chunk, (gap_end - 1) // self._chunk + 1):
+                if index != last:
+                    yield index
+                last = index
+
+    def _job(self, fill: Fill, index: int) -> _Job:
+        job = fill._jobs.get(index)
+        if job is None:
+            start = index * self._chunk
+            job = _Job(start, min(start + self._chunk, fill.size))
+            fill._jobs[index] = job
+            self._active += 1
+            self._queue.append((fill, index, job))
+            self._nursery.start_soon(self._run_next)
+        return job
+
+    async def _run_next(self) -> None:
+        # The scheduler starts new tasks in random order; what is waited for must go out first.
+        fill, index, job = self._queue.popleft()
+        job.error = OSError(errno.EIO, "the read from the store was abandoned")
+        try:
+            with job.scope:
+                await self._fetch_gaps(fill, job)
+                job.error = None
+        except PreconditionFailed:
+            fill.stale = True
+            job.error = _stale(fill)
+        except NotFound:
+            job.error = _stale(fill)
+        except Exception as err:  # whatever it is, it belongs to the readers, not to this nursery
+            job.error = err
+        finally:
+            del fill._jobs[index]
+            self._active -= 1
+            job.done.set()
+
+    async def _fetch_gaps(self, fill: Fill, job: _Job) -> None:
+        for start, end in list(fill.present.gaps(job.start, job.end)):
+            count = await self._fetch(fill.key, fill.path, start, end, fill.etag)
+            reach(Point.FILL_AFTER_FETCH)
+            if count != end - start:
+                raise OSError(errno.EIO, f"{fill.key}: {count} of {end - start} bytes arrived")
+            fill.present.add(start, end)
+            if self._on_fetched is not None:
+                self._on_fetched(fill, count)
+
+    def _read_ahead(self, fill: Fill, position: int, window: int) -> None:
+        """Start up to `window` chunks beyond the one that `position` is in, as the limits allow."""
+        ahead_end = min((-(-position // self._chunk) + window) * self._chunk, fill.size)
+        if fill.stale or window == 0:
+            return
+        for index in self._missing_chunks(fill, position, ahead_end):
+            # Readahead of all fills together stays within a few windows: it must not queue in front
+            # of what somebody is waiting for.
+            if len(fill._jobs) >= self._max_in_flight or self._active >= 2 * self._max_in_flight:
+                return
+            self._job(fill, index)
+
+    def _note_read(self, fill: Fill, start: int, end: int) -> int:
+        """Chunks to fetch ahead: none for a lone read, then 1, doubled with each chunk passed.
+
+        A read from the start of an object counts as the first of a sequence: most of them are.
+        """
+        streams = fill._streams
+        for place, stream in enumerate(streams):
+            if abs(start - stream.position) <= self._chunk:
+                if end // self._chunk > stream.position // self._chunk:
+                    stream.window = min(max(1, 2 * stream.window), self._max_in_flight)
+                stream.position = max(stream.position, end)
+                streams.insert(0, streams.pop(place))
+                return stream.window
+        streams.insert(0, _Stream(end, 1 if start == 0 else 0))
+        del streams[_STREAMS:]
+        return streams[0].window
+
+
+@asynccontextmanager
+async def open_filler(
+    fetch: Fetch,
+    *,
+    chunk: int = CHUNK,
+    max_in_flight: int = MAX_IN_FLIGHT,
+    on_fetched: Callable[[Fill, int], None] | None = None,
+) -> AsyncIterator[Filler]:
+    """A filler for the length of the block; leaving it abandons every chunk that is on its way."""
+    async with trio.open_nursery() as nursery:
+        yield Filler(
+            nursery, fetch, chunk=chunk, max_in_flight=max_in_flight, on_fetched=on_fetched
+        )
+        nursery.cancel_scope.cancel()
+
+
+def _stale(fill: Fill) -> OSError:
+    return OSError(errno.ESTALE, os.strerror(errno.ESTALE), fill.key)

@@ -1,0 +1,498 @@
+"""Puts the parts of a daemon together. Every default comes from the settings."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import structlog
+
+from cachefs.cache.device import CacheDevice
+from cachefs.cache.filler import Filler
+from cachefs.cache.ledger import SpaceLedger, resolve_limits
+from cachefs.cache.placement import Placement
+from cachefs.config import Settings
+from cachefs.daemon.census import open_keys
+from cachefs.daemon.resolving import Resolver
+from cachefs.daemon.restraint import make_restraint
+from cachefs.daemon.session import BucketReader, StoreSession
+from cachefs.daemon.tasks import MetaSync, Syncer
+from cachefs.daemon.tiering import ReadWarm, Tiering, read_nothing
+from cachefs.errors import CacheError, Corrupt
+from cachefs.flush.client import StoreClient
+from cachefs.flush.commits import Commits
+from cachefs.flush.flusher import Flusher
+from cachefs.flush.movers import MoverPool
+from cachefs.flush.pacing import Pacing
+from cachefs.flush.pressure import Restraint
+from cachefs.flush.publisher import Publisher
+from cachefs.flush.queue import EffectQueue
+from cachefs.flush.reboot import Reboots
+from cachefs.flush.recovery import Recovery
+from cachefs.fuse.lanes import PassthroughLanes
+from cachefs.fuse.tap import Tap
+from cachefs.meta import Meta
+from cachefs.meta.database import Damaged, SchemaTooNew, disk_error
+from cachefs.model.checkpoints import checkpoint_root
+from cachefs.model.effects import OrderRules, is_unordered
+from cachefs.model.pacer import PacerRules
+from cachefs.model.survival import Level
+from cachefs.observe.metrics import Metrics
+from cachefs.store.base import FileRange
+from cachefs.vfs.contents import Contents
+from cachefs.vfs.eviction import Eviction
+from cachefs.vfs.files import Files
+from cachefs.vfs.lanes import LaneKeeper, TrackedOnly
+from cachefs.vfs.leaving import Leaving
+from cachefs.vfs.namespace import Namespace
+from cachefs.vfs.opened import Lane, OpenTable
+from cachefs.vfs.plausible import PlausibleReader
+from cachefs.vfs.prefetch import Prefetcher
+from cachefs.vfs.refreshing import Refresher
+from cachefs.vfs.remote import RemoteView
+from cachefs.vfs.rewriting import Rewriter
+from cachefs.vfs.rounds import Rounds
+from cachefs.vfs.smallfiles import SmallFiles
+from cachefs.vfs.snapshots import Snapshots
+from cachefs.vfs.space import Space
+from cachefs.vfs.texts import text_of
+from cachefs.vfs.virtual import Inspector
+
+log = structlog.get_logger("cachefs.daemon")
+
+_TASKS_PER_REQUEST = 4
+"""Effects in progress for each request in flight: some wait for the database or their turn."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """Cache devices, their space, and the database: what a mount has before it has a store."""
+
+    devices: list[CacheDevice]
+    ledgers: list[SpaceLedger]
+    meta: Meta
+
+    def close(self) -> None:
+        """Give everything up."""
+        self.meta.close()
+        for device in self.devices:
+            device.close()
+
+
+def open_storage(settings: Settings) -> Storage:
+    """Lock the cache devices and open the database. Raises CacheError."""
+    devices: list[CacheDevice] = []
+    try:
+        for index, path in enumerate(settings.cache.dirs):
+            devices.append(CacheDevice(index, path))
+        meta = open_meta(devices)
+        return Storage(devices, _ledgers(settings, devices, meta), meta)
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+
+
+def open_meta(devices: Sequence[CacheDevice]) -> Meta:
+    """The database of a cache, made if the cache is new: never an empty one over files that are
+    there. Raises CacheError."""
+    path = devices[0].meta_dir / "cachefs.db"
+    is_new = all(next(device.list_generations(), None) is None for device in devices)
+    try:
+        meta = Meta(path, may_create=is_new)
+        if meta.db.lost_commits and not Reboots(meta).happened():
+            raise Damaged(f"{path}-wal is damaged: {meta.db.lost_commits} changes are beyond reach")
+        return meta
+    except SchemaTooNew as error:
+        raise CacheError(str(error), hint=error.hint) from error
+    except (Damaged, sqlite3.DatabaseError) as error:
+        if disk_error(error) is not None:
+            raise _unreadable(path, error) from error
+        what = str(error) if isinstance(error, Damaged) else f"{path} cannot be read: {error}"
+        raise CacheError(
+            what,
+            hint="nothing was changed; `cachefs fsck CACHE_DIR --salvage DIR` writes out the files "
+            "that are in the cache",
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CacheError:
+    return CacheError(
+        f"the metadata database {path} cannot be opened: {error}",
+        hint="nothing was changed; see the free space and the health of that disk",
+    )
+
+
+def _ledgers(settings: Settings, devices: list[CacheDevice], meta: Meta) -> list[SpaceLedger]:
+    used = [device.allocated_total() for device in devices]
+    size = settings.cache.size
+    if size is None:
+        remembered = meta.setting("cache_size")
+        size = int(remembered) if remembered else None
+    limits = resolve_limits(devices, size, used)
+    if settings.cache.size is None:
+        meta.set_setting("cache_size", str(sum(limits)))
+    ledgers = []
+    for device, limit, mine in zip(devices, limits, used, strict=True):
+        ledger = SpaceLedger(
+            device,
+            limit,
+            high=settings.cache.high_watermark,
+            low=settings.cache.low_watermark,
+            meta_reserve=settings.cache.meta_reserve if device.index == 0 else 0,
+        )
+        ledger.charge(mine)
+        ledger.restore_reserve()
+        ledgers.append(ledger)
+    return ledgers
+
+
+def prefix_of(url: str) -> str:
+    """The prefix that keys have in the store: `a/b/` of `s3://bucket/a/b`, empty for files."""
+    parts = urlsplit(url)
+    inner = parts.path.strip("/") if parts.scheme == "s3" else ""
+    return inner + "/" if inner else ""
+
+
+@dataclass(slots=True)
+class Parts:
+    """A daemon's parts, put together."""
+
+    storage: Storage
+    queue: EffectQueue
+    table: OpenTable
+    client: StoreClient
+    session: StoreSession
+    contents: Contents
+    namespace: Namespace
+    files: Files
+    inspector: Inspector
+    space: Space
+    publisher: Publisher
+    flusher: Flusher
+    recovery: Recovery
+    resolver: Resolver
+    eviction: Eviction
+    pacing: Pacing
+    tiering: Tiering | None
+    restraint: Restraint
+    syncer: Syncer
+    snapshots: Snapshots
+    sync_meta: MetaSync
+    leaving: Leaving
+    announce: Callable[..., bool]
+    refresher: Refresher
+    commits: Commits
+    prefetcher: Prefetcher
+    small: SmallFiles
+
+
+def compose(
+    settings: Settings,
+    storage: Storage,
+    pool: MoverPool,
+    make_filler: Callable[[StoreClient, ReadWarm], Filler],
+    tap: Tap | None,
+    metrics: Metrics,
+) -> Parts:
+    """Wire everything up; nothing runs yet."""
+    meta, devices, ledgers = storage.meta, storage.devices, storage.ledgers
+    queue = EffectQueue(
+        meta,
+        _order_rules(settings),
+        settle=settings.flush.settle,
+        settle_max=settings.flush.settle_max,
+        temp_hold=settings.flush.temp_hold,
+        large_from=settings.flush.single_put_max,
+    )
+    pacing = Pacing(
+        PacerRules(
+            initial_rate=settings.pacer.initial_rate,
+            min_rate=settings.pacer.min_rate,
+            max_rate=settings.pacer.max_rate,
+            decrease=settings.pacer.decrease,
+        ),
+        concurrency=settings.flush.concurrency,
+    )
+    prefix = prefix_of(settings.store.url)
+    client = StoreClient(pool, pacing, prefix, observe=_store_observer(metrics))
+    session = StoreSession(meta, client, settings)
+    owner = (settings.mount.uid, settings.mount.gid)
+    remote = RemoteView(
+        meta,
+        PlausibleReader(BucketReader(client)),
+        uid=owner[0],
+        gid=owner[1],
+        umask=settings.mount.umask,
+    )
+    lasting = devices[0].survives > Level.PROCESS
+    tiering = None
+    if settings.tiers.warm is not None:
+        tiering = Tiering(settings, meta, devices, queue, metrics)
+    sync_meta = MetaSync(meta, lasting=lasting)
+    client.before_change = sync_meta
+    meta.db.on_full = ledgers[0].release_reserve
+    lanes, announce = _lanes(settings, ledgers, tap)
+    contents = Contents(
+        meta,
+        queue,
+        devices,
+        Placement(ledgers),
+        make_filler(client, tiering.read if tiering is not None else read_nothing),
+        remote,
+        lanes,
+    )
+    rewriter = Rewriter(
+        meta,
+        queue,
+        contents,
+        preserve_limit=settings.cache.preserve_limit,
+        sync_meta=sync_meta,
+    )
+    contents.on_account = _accountant(ledgers)
+    contents.checksum = lambda path, size: client.checksum(FileRange(path, 0, size))
+    contents.on_damaged = _damage_reporter(metrics)
+    leaving = Leaving(sync_meta, contents.remove, lasting=lasting)
+    contents.leave = leaving.add
+    namespace = Namespace(
+        meta, queue, remote, prefix_bytes=len(prefix.encode()), uid=owner[0], gid=owner[1]
+    )
+    table = OpenTable()
+    files = Files(
+        meta,
+        namespace,
+        contents,
+        rewriter,
+        lanes,
+        table,
+        ledgers,
+        wait_when_full=settings.cache.full == "wait",
+        sync_meta=sync_meta,
+    )
+    small = SmallFiles(meta, queue, contents, files, ledgers, lanes, announce)
+    rules = _order_rules(settings)
+    snapshots = Snapshots(
+        meta,
+        queue,
+        table,
+        contents,
+        interval=settings.flush.open_file_interval,
+        is_log=lambda path: is_unordered(rules, path),
+    )
+    if tap is not None:
+        files.kills_privileges = tap.kills_privileges
+    files.is_log = lambda path: is_unordered(rules, path)
+    files.before_rewrite = snapshots.spoil
+    files.on_written = _write_observer(metrics)
+    files.on_read = metrics.counter("cachefs_read_bytes_total").inc
+    meta.db.on_committed = metrics.histogram("cachefs_db_commit_seconds", "normal").observe
+    sync_meta.on_synced = metrics.histogram("cachefs_db_commit_seconds", "full").observe
+    commits = Commits(
+        meta,
+        queue,
+        client,
+        node=settings.node.id,
+        nodes=settings.checkpoint.nodes,
+        patterns=settings.checkpoint.patterns,
+        markers=settings.order.barrier,
+        temps=settings.flush.temp_patterns,
+        open_keys=lambda: open_keys(meta, table),
+        text_of=lambda effect: text_of(meta, contents, effect),
+    )
+    queue.may_pass = lambda row: (
+        files.all_released(row.queued_ns or time.time_ns()) and commits.may_pass(row)
+    )
+    publisher = Publisher(
+        meta,
+        queue,
+        client,
+        lambda row: contents.device(row).path(row.file),
+        part_size=settings.flush.part_size,
+        single_put_max=settings.flush.single_put_max,
+        owner=owner,
+    )
+    publisher.on_durable = metrics.histogram("cachefs_durable_lag_seconds").observe
+    retries = metrics.counter("cachefs_upload_retries_total")
+    flusher = Flusher(
+        meta,
+        queue,
+        publisher,
+        client,
+        tasks=_TASKS_PER_REQUEST * settings.flush.concurrency,
+        node=settings.node.id,
+        barriers=tuple(settings.order.barrier),
+        on_retry=lambda reason: retries.inc(),
+    )
+    recovery = Recovery(
+        meta,
+        queue,
+        devices,
+        publish_held=settings.flush.held == "publish",
+        is_log=files.is_log,
+        forget_inode=contents.forget_inode,
+        on_freed=lambda device, nbytes: ledgers[device.index].credit(nbytes),
+    )
+    syncer = Syncer(meta, queue, contents, sync_meta)
+    inspector = Inspector(meta, queue, table, devices, settings.store.url)
+    eviction = Eviction(meta, queue, table, contents, sweep=leaving.sweep)
+    if tiering is not None:
+        tiering.attach(inspector, eviction)
+    return Parts(
+        storage=storage,
+        queue=queue,
+        table=table,
+        client=client,
+        session=session,
+        contents=contents,
+        namespace=namespace,
+        files=files,
+        inspector=inspector,
+        space=Space(meta, ledgers),
+        publisher=publisher,
+        flusher=flusher,
+        recovery=recovery,
+        resolver=Resolver(meta, queue, flusher, recovery, contents, namespace, remote, table),
+        eviction=eviction,
+        pacing=pacing,
+        tiering=tiering,
+        restraint=make_restraint(settings, meta, queue, pacing, contents, ledgers),
+        syncer=syncer,
+        snapshots=snapshots,
+        sync_meta=sync_meta,
+        leaving=leaving,
+        announce=announce,
+        commits=commits,
+        prefetcher=_prefetcher(settings, meta, files, contents, ledgers),
+        refresher=_refresher(settings, meta, queue, table, namespace, remote, metrics),
+        small=small,
+    )
+
+
+def _prefetcher(
+    settings: Settings, meta: Meta, files: Files, contents: Contents, ledgers: list[SpaceLedger]
+) -> Prefetcher:
+    patterns = settings.checkpoint.patterns
+
+    def room() -> int:
+        """What can be had without pushing out anything that is in use."""
+        return sum(ledger.headroom() + ledger.evictable for ledger in ledgers) // 2
+
+    return Prefetcher(
+        meta,
+        files,
+        contents,
+        is_checkpoint=lambda path: checkpoint_root(path, patterns) is not None,
+        room=room if settings.cache.prefetch else lambda: -1,
+    )
+
+
+def _refresher(
+    settings: Settings,
+    meta: Meta,
+    queue: EffectQueue,
+    table: OpenTable,
+    namespace: Namespace,
+    remote: RemoteView,
+    metrics: Metrics,
+) -> Refresher:
+    rounds = Rounds(meta, queue, table, namespace, remote)
+    rounds.on_change = lambda kind: metrics.counter("cachefs_foreign_changes_total", kind).inc()
+    refresher = Refresher(meta, rounds, ttl=settings.mount.metadata_ttl)
+    refresher.on_round = lambda outcome: metrics.counter(
+        "cachefs_listings_refreshed_total", outcome
+    ).inc()
+    namespace.views = refresher
+    return refresher
+
+
+def _order_rules(settings: Settings) -> OrderRules:
+    return OrderRules(
+        mode=settings.order.mode,
+        data_patterns=tuple(settings.order.data),
+        barrier_patterns=tuple(settings.order.barrier),
+        unordered_patterns=tuple(settings.order.unordered),
+        temp_patterns=tuple(settings.flush.temp_patterns),
+        data_min_size=settings.order.data_min_size,
+    )
+
+
+def _lanes(
+    settings: Settings, ledgers: list[SpaceLedger], tap: Tap | None
+) -> tuple[LaneKeeper, Callable[..., bool]]:
+    if tap is None:
+        return TrackedOnly(), lambda handle: True
+    headroom = int(settings.mount.passthrough_headroom * sum(each.limit for each in ledgers))
+    lanes = PassthroughLanes(tap, ledgers, headroom=headroom)
+    return lanes, lanes.announce
+
+
+def _accountant(ledgers: list[SpaceLedger]) -> Callable[[CacheDevice, int], None]:
+    def account(device: CacheDevice, delta: int) -> None:
+        ledger = ledgers[device.index]
+        if delta > 0:
+            ledger.charge(delta)
+        elif delta < 0:
+            ledger.credit(-delta)
+
+    return account
+
+
+def _damage_reporter(metrics: Metrics) -> Callable[[str], None]:
+    damaged = metrics.counter("cachefs_damaged_reads_total")
+
+    def report(key: str) -> None:
+        damaged.inc()
+        log.error("what the store sent has not the checksum that it was stored with", key=key)
+
+    return report
+
+
+def _write_observer(metrics: Metrics) -> Callable[[Lane, int], None]:
+    counters = {lane: metrics.counter("cachefs_write_bytes_total", lane) for lane in Lane}
+
+    def written(lane: Lane, nbytes: int) -> None:
+        counters[lane].inc(nbytes)
+
+    return written
+
+
+def _store_observer(metrics: Metrics) -> Callable[[str, str, float, int], None]:
+    uploaded = metrics.counter("cachefs_upload_bytes_total")
+    throttled = metrics.counter("cachefs_throttled_total")
+
+    def observe(op: str, outcome: str, seconds: float, sent: int) -> None:
+        metrics.counter("cachefs_store_requests_total", op, outcome).inc()
+        metrics.histogram("cachefs_store_request_seconds", op).observe(seconds)
+        if sent:
+            uploaded.inc(sent)
+        if outcome == "throttled":
+            throttled.inc()
+
+    return observe
+
+
+def fetcher(
+    client: StoreClient, metrics: Metrics, read_warm: ReadWarm = read_nothing
+) -> Callable[..., Awaitable[int]]:
+    """What the filler fetches with: a range of an object into a cache file. `read_warm` is asked
+    first."""
+    downloaded = metrics.counter("cachefs_download_bytes_total")
+
+    async def fetch(key: str, path: str, start: int, end: int, if_match: str | None) -> int:
+        if await read_warm(key, path, start, end, if_match):
+            return end - start
+        count: int = await client.patiently(
+            "get_into", key=key, path=path, start=start, end=end, if_match=if_match
+        )
+        if count != end - start:
+            raise Corrupt(f"{key}: {count} bytes came for a range of {end - start}")
+        downloaded.inc(count)
+        return count
+
+    return fetch

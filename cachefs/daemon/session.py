@@ -1,0 +1,163 @@
+"""The session with the store: is it there, is it the right one, and reading from it.
+
+A store's identity is the object ``.cachefs/id`` under its prefix, written once. A cache remembers
+it, so that dirty data never goes to another store that happens to have the same name. Where that
+object may not be written, URL and endpoint are the identity.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+import structlog
+import trio
+
+from cachefs.config import Settings
+from cachefs.errors import MountError, NotFound, PreconditionFailed, Refused, Retry, StoreError
+from cachefs.flush.client import StoreClient
+from cachefs.meta import Meta
+from cachefs.model.names import RESERVED
+from cachefs.store.base import Capabilities, Listing, ObjectInfo
+from cachefs.vfs.remote import RemoteObject
+
+log = structlog.get_logger("cachefs.store")
+
+_ID_KEY = f"{RESERVED}id"
+_PROBE_TIMEOUT = 20.0
+
+
+class WrongStore(MountError):
+    """Another store answers under the name of the one that the cache belongs to."""
+
+
+class StoreSession:
+    """What the daemon knows of its store."""
+
+    def __init__(self, meta: Meta, client: StoreClient, settings: Settings) -> None:
+        self._meta = meta
+        self._client = client
+        self._settings = settings
+        self.capabilities: Capabilities | None = None
+        self.problem: str | None = "not asked yet"
+        """Why the store cannot be used, None while it can."""
+        self.usable = trio.Event()
+        """Set once the store is known to be the right one."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """True for a cache that belongs to no store yet."""
+        return self._meta.setting("store_url") is None
+
+    def check_remembered(self) -> None:
+        """A cache serves the store it was made for. Raises MountError."""
+        url = self._meta.setting("store_url")
+        if url is not None and url != self._settings.store.url:
+            raise MountError(
+                f"the cache directory belongs to {url}, not to {self._settings.store.url}",
+                hint="give another --cache-dir, or mount the store it belongs to",
+            )
+
+    async def open(self) -> None:
+        """Reach the store and make sure it is ours. Raises StoreError, MountError or WrongStore."""
+        self._client.barred = None
+        with trio.move_on_after(_PROBE_TIMEOUT) as scope:
+            self.capabilities = await self._client.call("probe")
+            await self._check_identity()
+        if scope.cancelled_caught:
+            raise MountError(
+                f"{self._settings.store.url} did not answer within {_PROBE_TIMEOUT:g} s",
+                hint="check the endpoint and the network",
+            )
+        self._remember()
+        self.problem = None
+        self.usable.set()
+
+    async def _check_identity(self) -> None:
+        known = self._meta.setting("store_id")
+        found = await self._read_identity()
+        if found is None:
+            found = await self._write_identity(known)
+        if known is not None and found is not None and known != found:
+            self._client.barred = (
+                f"{self._settings.store.url} is not the store this cache belongs to "
+                f"(identity {found}, expected {known})"
+            )
+            raise WrongStore(
+                self._client.barred,
+                hint="check the endpoint or give another --cache-dir; dirty data stays cached",
+            )
+        if found is not None:
+            self._meta.set_setting("store_id", found)
+
+    async def _read_identity(self) -> str | None:
+        try:
+            data: bytes = await self._client.call("get_bytes", key=_ID_KEY)
+        except NotFound:
+            return None
+        return data[:64].decode("ascii", "replace").strip()
+
+    async def _write_identity(self, known: str | None) -> str | None:
+        identity = known or str(uuid.uuid4())
+        try:
+            await self._client.call(
+                "put", key=_ID_KEY, body=identity.encode(), metadata={}, if_none_match=True
+            )
+        except PreconditionFailed:
+            return await self._read_identity()
+        except Refused as error:
+            log.info("no right to write the store's identity", reason=str(error))
+            return None
+        return identity
+
+    def _remember(self) -> None:
+        with self._meta.transaction():
+            self._meta.set_setting("store_url", self._settings.store.url)
+            self._meta.set_setting("store_endpoint", self._settings.store.endpoint or "")
+
+    async def keep_trying(self) -> None:
+        """Open the session behind a mount that came up without its store."""
+        delay = 0.5
+        while True:
+            try:
+                await self.open()
+                log.info("the store can be used")
+                return
+            except (StoreError, MountError) as error:
+                self.problem = str(error)
+                if isinstance(error, StoreError) and error.retry is Retry.RELOAD:
+                    await self._client.recover(error)
+            await trio.sleep(delay)
+            delay = min(2 * delay, 10.0)
+
+
+class BucketReader:
+    """The filesystem's view of the bucket, through the movers."""
+
+    def __init__(self, client: StoreClient) -> None:
+        self._client = client
+
+    async def list_page(
+        self, prefix: str, token: str | None
+    ) -> tuple[Sequence[RemoteObject], Sequence[str], str | None]:
+        """See `vfs.remote.RemoteReader`."""
+        page: Listing = await self._client.call("list", prefix=prefix, delimiter="/", token=token)
+        objects = [self._object(info) for info in page.objects]
+        prefixes = [self._client.relative(each) for each in page.prefixes]
+        return objects, prefixes, page.next_token
+
+    async def head(self, key: str) -> RemoteObject:
+        """See `vfs.remote.RemoteReader`."""
+        return self._object(await self._client.call("head", key=key))
+
+    async def read(self, key: str, limit: int) -> bytes:
+        """See `vfs.remote.RemoteReader`."""
+        data: bytes = await self._client.call("get_bytes", key=key, start=0, end=limit)
+        return data
+
+    def _object(self, info: ObjectInfo) -> RemoteObject:
+        metadata = tuple(info.metadata.items()) if info.metadata else None
+        return RemoteObject(
+            self._client.relative(info.key), info.size, info.etag, info.mtime_ns, info.crc64,
+            metadata,
+        )  # fmt: skip

@@ -1,0 +1,139 @@
+"""The warm tier of a mount: made from the settings, connected to who asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import structlog
+import trio
+
+from cachefs.cache.device import CacheDevice
+from cachefs.cache.warmdir import WarmDirectory
+from cachefs.config import Settings
+from cachefs.flush.queue import EffectQueue
+from cachefs.meta import Meta
+from cachefs.model.retention import Rules, Verdict
+from cachefs.observe.metrics import Metrics
+from cachefs.tiers.retaining import Retention
+from cachefs.tiers.warm import WarmTier
+from cachefs.vfs.eviction import Eviction
+from cachefs.vfs.virtual import Inspector
+
+log = structlog.get_logger("cachefs.warm")
+
+ReadWarm = Callable[[str, str, int, int, "str | None"], Awaitable[bool]]
+"""Bytes [start, end) of an object (key, version) into a file, if the warm tier has them."""
+
+
+async def read_nothing(key: str, path: str, start: int, end: int, etag: str | None) -> bool:
+    """Without a warm tier."""
+    return False
+
+
+class Tiering:
+    """One warm tier and what it keeps."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        meta: Meta,
+        devices: Sequence[CacheDevice],
+        queue: EffectQueue,
+        metrics: Metrics,
+    ) -> None:
+        tiers = settings.tiers
+        assert tiers.warm is not None
+        self._meta = meta
+        self._queue = queue
+        self.tier = WarmTier(
+            meta,
+            devices,
+            WarmDirectory(tiers.warm, settings.node.id),
+            markers=tuple(settings.order.barrier),
+            temps=tuple(settings.flush.temp_patterns),
+        )
+        age = tiers.warm_age
+        self._rules = Rules(
+            tiers.warm_newest,
+            tiers.warm_every,
+            tiers.warm_bytes,
+            None if age is None else int(age * 1e9),
+        )
+        self._retention = Retention(
+            meta,
+            queue,
+            self.tier,
+            self._rules,
+            patterns=settings.checkpoint.patterns,
+            markers=tuple(settings.order.barrier),
+        )
+        self.tier.on_copied = metrics.counter("cachefs_warm_bytes_total").inc
+        self.tier.on_change = queue.kick
+
+    def attach(self, inspector: Inspector, eviction: Eviction) -> None:
+        """Tell those who have to know of copies here."""
+        inspector.in_warm_tier = self.tier.has
+        eviction.is_needed = self.tier.is_needed
+        eviction.on_leaving = self.tier.note_evicted
+
+    async def run(self) -> None:
+        """Keep the tier up to date; never returns."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.tier.run, self._queue.next_change)
+            if self._rules.any:
+                nursery.start_soon(self._retain)
+
+    async def _retain(self) -> None:
+        while True:
+            event = self._queue.next_change()
+            await trio.sleep(_RETAIN_INTERVAL)
+            if self.tier.problem is not None:
+                continue
+            await self.retain(dry_run=False)
+            with trio.move_on_after(_RETAIN_PATIENCE):
+                await event.wait()
+
+    async def retain(self, *, dry_run: bool) -> list[Verdict]:
+        """What retention does, or would do, to each checkpoint in the tier, newest first."""
+        if dry_run or self.tier.problem is not None:
+            return self._retention.look()
+        try:
+            return await self._retention.apply()
+        except OSError as error:
+            log.warning("nothing is removed from the warm tier", reason=str(error))
+            return []
+
+    async def read(self, key: str, path: str, start: int, end: int, etag: str | None) -> bool:
+        """See `ReadWarm`. A copy that anybody has touched is not taken."""
+        row = self._meta.warm.of_object(key, etag) if etag is not None else None
+        if row is None or self.tier.problem is not None:
+            return False
+        directory = self.tier.directory
+
+        def copy() -> bool:
+            if not directory.is_as_written(row.path, row.size, row.mtime_ns):
+                return False
+            return directory.read_into(row.path, path, start, end) == end - start
+
+        try:
+            return await trio.to_thread.run_sync(copy, abandon_on_cancel=False)
+        except OSError as error:
+            log.warning("a copy cannot be read: asking the store", path=row.path, reason=str(error))
+            return False
+
+    def status(self) -> dict[str, Any]:
+        """For `status`."""
+        files, nbytes = self._meta.warm.totals()
+        return {
+            "path": str(self.tier.directory.directory),
+            "files": files,
+            "bytes": nbytes,
+            "files_left": len(self._meta.warm.wanted()),
+            "error": self.tier.problem,
+        }
+
+
+_RETAIN_INTERVAL = 1.0
+_RETAIN_PATIENCE = 60.0
+"""Seconds after which ages are looked at, though nothing has changed."""

@@ -1,0 +1,292 @@
+"""After a daemon ended without saying so: what was under way, and what becomes of it.
+
+Run once at start, before the first request. Idempotent, and quick however much is dirty: it looks
+at rows and at the names of cache files, never at content.
+
+- uploads that were under way wait as sealed generations again; their journals go on from there;
+- effects that were blocked get another try;
+- generations that were open and have no handle any more are *held*: kept, visible, reported, not
+  published, since nobody can say whether they are whole, until they are opened for writing and
+  closed again. Sealed instead are those whose last event was a close
+  (only its release was not seen), logs, and all with `flush.held = "publish"`; but none that a
+  process still writes to, past the end of its mount (passthrough goes on without a connection);
+- effects whose generation is being rewritten stay blocked until it is sealed;
+- after the machine went down, what was never synced is held as well, and copies of what the store
+  has are read again (see `flush.reboot`);
+- cache files without a row belong to creations that were never answered, or to generations whose
+  row went first: removed. But what the database should know and does not, because it lost what was
+  committed last, is set aside (`salvaged/`), never removed;
+- inodes without a name lived only through handles that are gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from cachefs.cache.device import CacheDevice
+from cachefs.cache.lease import LeaseUnsupported
+from cachefs.cache.system import boot_id
+from cachefs.errors import Refused
+from cachefs.failpoints import Change, Point, reach
+from cachefs.flush import orphans
+from cachefs.flush.queue import BLOCKED, PENDING, EffectQueue
+from cachefs.flush.reboot import NOT_ON_DISK, Reboots
+from cachefs.meta import Meta
+from cachefs.meta.rows import EffectRow, GenerationRow, InodeRow
+from cachefs.model.states import DAMAGED, Event, GenState, advance
+
+log = structlog.get_logger("cachefs.recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was found: counts of generations."""
+
+    dirty: int
+    held: int
+    missing: int
+    """Dirty generations whose cache file is gone."""
+    highest_file: int
+
+
+class Recovery:
+    """Puts the database and the cache devices in order."""
+
+    def __init__(
+        self,
+        meta: Meta,
+        queue: EffectQueue,
+        devices: Sequence[CacheDevice],
+        *,
+        publish_held: bool = False,
+        is_log: Callable[[str], bool] = lambda path: False,
+        forget_inode: Callable[[int], None],
+        on_freed: Callable[[CacheDevice, int], None] = lambda device, nbytes: None,
+        boot: Callable[[], str] = boot_id,
+    ) -> None:
+        """`forget_inode`: removes an inode with all that was its own. `is_log(path)`: a prefix of
+        such a file makes sense. `on_freed` is told of the bytes of cache files that were removed.
+        """
+        self._on_freed = on_freed
+        self.reboots = Reboots(meta, boot)
+        self._rebooted = False
+        self._forgetful = False
+        self._last_file = 0
+        self._mount_lives = False
+        self._publish_held = publish_held
+        self._is_log = is_log
+        self._meta = meta
+        self._queue = queue
+        self._devices = devices
+        self._forget_inode = forget_inode
+
+    def run(self, open_inodes: Collection[int] = (), *, mount_lives: bool = False) -> Recovered:
+        """`open_inodes`: those that programs still have open, or are about to (takeover).
+
+        `mount_lives`: it was taken over, so all others were closed in the ordinary way.
+        """
+        self._mount_lives = mount_lives
+        self._rebooted = self.reboots.happened()
+        self._forgetful = self._has_forgotten()
+        self._last_file = self._meta.generations.last_file()
+        generations = self._meta.generations
+        with self._meta.transaction(Change.RECOVER):
+            for row in generations.in_states(GenState.UPLOADING):
+                generations.set_state(row.gen, advance(GenState.UPLOADING, Event.PAUSE))
+            for row in generations.in_states(GenState.STALLED):
+                generations.set_state(row.gen, advance(GenState.STALLED, Event.RESOLVE))
+            for effect in list(self._queue.effects.values()):
+                if effect.state == BLOCKED and not self._is_rewritten(effect):
+                    self._queue.set_state(effect, PENDING, None)
+            if self._rebooted:
+                self.reboots.forget_copies()
+                self._hold_unsynced()
+            self.reboots.remember()
+        reach(Point.RECOVER_AFTER_REMEMBER)
+        self._drop_snapshots()
+        reach(Point.RECOVER_AFTER_SNAPSHOTS)
+        held = self._settle_open(open_inodes)
+        reach(Point.RECOVER_AFTER_OPEN)
+        for ino in self._meta.inodes.unlinked():
+            if ino not in open_inodes:
+                self._forget_inode(ino)
+        reach(Point.RECOVER_AFTER_UNLINKED)
+        highest, missing = self._match_files()
+        reach(Point.RECOVER_AFTER_FILES)
+        dirty = len(generations.in_states(GenState.SEALED))
+        return Recovered(dirty, held, missing, highest)
+
+    def _has_forgotten(self) -> bool:
+        """Whether the database may lack what was committed to it: its WAL file is gone, or ends
+        before its last commit (a power cut does that to what was not synced)."""
+        db = self._meta.db
+        if db.lost_commits:
+            log.warning("changes were lost with the machine's memory", count=db.lost_commits)
+            db.start_wal_anew()
+        return bool(db.lost_commits) or (not db.had_wal and self.reboots.in_use())
+
+    def _hold_unsynced(self) -> None:
+        """What the machine may have lost goes out only when somebody says that it is whole."""
+        for row in self._meta.generations.in_states(GenState.SEALED):
+            if not row.synced and not self._publish_held:
+                state = advance(GenState.SEALED, Event.HOLD)
+                self._meta.generations.set_state(row.gen, state, NOT_ON_DISK)
+                for effect in self._queue.of_gen(row.gen):
+                    self._queue.set_state(effect, BLOCKED, NOT_ON_DISK)
+
+    def _drop_snapshots(self) -> None:
+        """Uploads of files as far as they had grown: begun anew from what the files hold now."""
+        for row in self._meta.generations.in_states(*GenState):
+            if row.grows:
+                with self._meta.transaction(Change.DROP_SNAPSHOT):
+                    for effect in self._queue.of_gen(row.gen):
+                        self._queue.cancel(effect)
+                    self._meta.generations.remove(row.gen)
+
+    def _is_rewritten(self, effect: EffectRow) -> bool:
+        gen = self._meta.generations.get(effect.gen) if effect.gen is not None else None
+        return gen is not None and gen.state in (GenState.OPEN, GenState.HELD)
+
+    def _settle_open(self, open_inodes: Collection[int]) -> int:
+        """What becomes of generations that were open; how many are held."""
+        held = 0
+        for row in self._meta.generations.in_states(GenState.OPEN):
+            if row.ino not in open_inodes:
+                held += not self._settle(row)
+        return held
+
+    def settle_held(self) -> int:
+        """Seal the held generations whose last writer has ended by now; how many are left."""
+        held = self._meta.generations.in_states(GenState.HELD)
+        return sum(not self._settle(row) for row in held)
+
+    def release(self, row: GenerationRow) -> None:
+        """Somebody says that a held generation is whole. Raises Refused while a process still
+        writes to it."""
+        device = self._devices[row.device]
+        try:
+            written = device.writer_open(row.file)
+        except LeaseUnsupported:
+            written = False
+        if written:
+            raise Refused(row.error or "a process still writes to it", hint="end that process")
+        with self._meta.transaction(Change.RELEASE_HELD):
+            self._seal(row, self._meta.inodes.get(row.ino))
+
+    def _settle(self, row: GenerationRow) -> bool:
+        """Seal a generation that the daemon lost sight of; False if it must be held instead."""
+        inode = self._meta.inodes.get(row.ino)
+        why = self._why_held(row)
+        with self._meta.transaction(Change.SETTLE_OPEN):
+            if why is None:
+                self._seal(row, inode)
+            elif (row.state, row.error) != (GenState.HELD, why):
+                self._measure(row, inode)
+                row.state, row.error, row.dirty = GenState.HELD, why, None
+                self._meta.generations.save(row)
+        return why is None
+
+    def _measure(self, row: GenerationRow, inode: InodeRow | None) -> None:
+        """Size and time are the cache file's, whatever the database says."""
+        try:
+            status = self._devices[row.device].stat(row.file)
+        except OSError:
+            return  # Held for that reason.
+        row.size = status.st_size
+        if inode is not None and inode.gen == row.gen:
+            self._meta.inodes.set_content(
+                inode.ino, status.st_size, status.st_blocks, status.st_mtime_ns
+            )
+
+    def _seal(self, row: GenerationRow, inode: InodeRow | None) -> None:
+        """As the last close would have done."""
+        self._measure(row, inode)
+        row.state, row.error, row.dirty = GenState.SEALED, None, None
+        row.sealed_ns = time.time_ns()
+        self._meta.generations.save(row)
+        if inode is None or inode.gen != row.gen:
+            return
+        for dentry in self._meta.dentries.of_inode(row.ino):
+            self._queue.publish(dentry, row.gen, row.size)
+        for effect in self._queue.of_gen(row.gen):
+            if effect.state == BLOCKED:  # It was being rewritten.
+                self._queue.set_state(effect, PENDING, None)
+
+    def _why_held(self, row: GenerationRow) -> str | None:
+        """Why a generation may not be sealed (yet): the lease on its cache file tells."""
+        try:
+            if not self._devices[row.device].writer_open(row.file):
+                return self._why_unfinished(row)
+        except LeaseUnsupported:
+            return self._why_unfinished(row)  # Nobody can tell on such a filesystem.
+        except OSError as error:
+            return f"its cache file cannot be used: {error.strerror}"
+        pids = " ".join(map(str, orphans.holders(row.ino)))
+        return f"a process that outlived its mount still writes to it (pid {pids or 'unknown'})"
+
+    def _why_unfinished(self, row: GenerationRow) -> str | None:
+        """None for a file that is whole, or wanted as it is."""
+        if self._mount_lives and row.state == GenState.OPEN:
+            return None
+        if self._publish_held or self._names_log(row.ino):
+            return None
+        if (self._rebooted and not row.synced) or row.error == NOT_ON_DISK:
+            return NOT_ON_DISK
+        if row.error is not None and row.error.startswith(DAMAGED):
+            return row.error
+        if self._was_closed(row):
+            return None
+        return "it was open for writing when the mount ended; open it for writing and close it"
+
+    def _was_closed(self, row: GenerationRow) -> bool:
+        """Nothing was written after a program closed it. Any other descriptor is gone as well."""
+        device = self._devices[row.device]
+        closed_ns = device.closed_at(row.file)
+        return closed_ns is not None and device.stat(row.file).st_mtime_ns <= closed_ns
+
+    def _names_log(self, ino: int) -> bool:
+        names = self._meta.dentries.of_inode(ino)
+        paths = (self._meta.dentries.path(name.parent, name.name) for name in names)
+        return any(self._is_log(path.decode()) for path in paths)
+
+    def _match_files(self) -> tuple[int, int]:
+        """(highest number of a cache file, dirty generations without one)."""
+        highest = missing = 0
+        for device in self._devices:
+            found = set(device.list_generations())
+            known = self._meta.generations.files(device.index)
+            highest = max([highest, *found])
+            for number in found - known:
+                self._clear(
+                    device, number, known_once=number <= self._last_file and not self._forgetful
+                )
+            missing += self._note_missing(device.index, known - found)
+        return highest, missing
+
+    def _clear(self, device: CacheDevice, number: int, *, known_once: bool) -> None:
+        """Remove a cache file that no generation has, unless it may hold what nothing else does."""
+        allocated = device.allocated(number)
+        self._on_freed(device, allocated)
+        if known_once or not allocated:
+            device.remove(number)
+        else:
+            moved = device.set_aside(number)
+            log.warning("recovered a cache file that nobody knows, set aside", file=moved)
+
+    def _note_missing(self, device: int, numbers: set[int]) -> int:
+        count = 0
+        for row in self._meta.generations.in_states(*GenState) if numbers else ():
+            if row.device != device or row.file not in numbers:
+                continue
+            if row.state == GenState.DURABLE:
+                with self._meta.transaction(Change.FORGET_MISSING):
+                    self._meta.generations.remove(row.gen)
+                    self._meta.inodes.clear_gen(row.ino, row.gen)
+            else:
+                count += 1
+                log.error("a dirty cache file is missing", generation=row.gen, file=row.file)
+        return count

@@ -1,0 +1,78 @@
+/* Reading requests from the device: what `tap_admit` leaves for libfuse. */
+#include "_tap.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096
+#define NEXT_CALL_NS 50000
+#define TURN_NS 5000000
+
+/* A kill while the kernel copies a request into pages that do not exist yet fails the caller's
+ * system call with EIO instead of leaving the request to be sent again; so let them exist. */
+static void populate(char *buffer, size_t size)
+{
+    for (size_t i = 0; i < size; i += PAGE) {
+        volatile char *byte = buffer + i;
+        *byte = *byte;
+    }
+}
+
+/* Whoever was answered here goes on with the next call in a moment. To wait for that costs less than
+ * to go through Python's scheduler for nothing. */
+static bool more_will_follow(void)
+{
+    struct pollfd device = {.fd = tap.device, .events = POLLIN};
+    struct timespec moment = {.tv_nsec = NEXT_CALL_NS};
+    bool answered = tap.answered;
+
+    tap.answered = false;
+    return answered && ppoll(&device, 1, &moment, NULL) > 0;
+}
+
+static ssize_t read_device(char *buffer, size_t size)
+{
+    ssize_t len;
+    int64_t until = tap_now() + TURN_NS;
+
+    if (tap.state.header->flags & FLAG_TAKEOVER_POSSIBLE)
+        populate(buffer, size);
+    do {
+        while ((len = read(tap.device, buffer, size)) >= (ssize_t)sizeof(struct in_header)) {
+            size_t admitted = (size_t)len;
+
+            if (tap_admit(buffer, &admitted))
+                return (ssize_t)admitted;
+            if (tap_now() > until) { /* Python has other things to do, too */
+                errno = EINTR;
+                return -1;
+            }
+        }
+    } while (len < 0 && errno == EAGAIN && more_will_follow());
+    if (len >= 0) /* never seen: the kernel's messages are at least a header long */
+        errno = EIO;
+    else if (errno == EAGAIN)
+        errno = EINTR; /* pyfuse3 takes EINTR for "nothing there, go on", EAGAIN for a failure */
+    else if (errno == ECONNABORTED)
+        errno = ENODEV;
+    return -1;
+}
+
+ssize_t tap_read(int fd, void *buffer, size_t size, void *userdata)
+{
+    ssize_t len;
+    size_t admitted;
+
+    (void)fd, (void)userdata;
+    if (!queue_in_use())
+        return read_device(buffer, size);
+    len = queue_take(buffer, size);
+    admitted = (size_t)len;
+    if (len < 0 || !tap_admit(buffer, &admitted)) {
+        errno = EINTR;
+        return -1;
+    }
+    return (ssize_t)admitted;
+}

@@ -1,0 +1,161 @@
+"""The passthrough lane: backing files by the tap, space by the ledger."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from cachefs.cache.device import CacheDevice
+from cachefs.cache.ledger import SpaceLedger
+from cachefs.fuse.tap import EventKind, Tap
+from cachefs.vfs.lanes import Change, suits_passthrough
+from cachefs.vfs.opened import Handle, Lane
+
+log = structlog.get_logger("cachefs.fuse")
+
+_REMEMBERED = 100_000
+_SHARE = 16
+"""Budgets take one part in so many of the cache at most: files that stay open keep theirs."""
+_SMALL = 64 << 10
+"""Bytes of a new file that are written without a word of Python: a small file's, all of them."""
+
+
+class PassthroughLanes:
+    """Grants passthrough where kernel, headroom and the file itself allow it.
+
+    A passthrough writer cannot be slowed down, so it is admitted only where at least the larger of
+    `headroom` bytes and twice the largest file seen in its directory are free, and that much is
+    reserved for it.
+    """
+
+    def __init__(self, tap: Tap, ledgers: Sequence[SpaceLedger], *, headroom: int) -> None:
+        """`headroom` in bytes."""
+        self._tap = tap
+        self._ledgers = ledgers
+        self._headroom = headroom
+        self._largest: dict[int, int] = {}
+        self._coherent: set[int] = set()
+        self._budgets: dict[int, SpaceLedger] = {}
+
+    def wants(self, mode: int, flags: int) -> bool:
+        """See `LaneKeeper`."""
+        return self._tap.passthrough_ok and suits_passthrough(mode, flags)
+
+    def grant_writer(self, ino: int, parent: int, device: CacheDevice, file: int, fd: int) -> bool:
+        """See `LaneKeeper`."""
+        ledger = self._ledgers[device.index]
+        if not ledger.reserve(file, self._needed(parent)):
+            return False
+        if not self._acquire(ino, fd):
+            ledger.release(file)
+            return False
+        return True
+
+    def _needed(self, parent: int) -> int:
+        return max(self._headroom, 2 * self._largest.get(parent, 0))
+
+    def grant_reader(self, ino: int, fd: int) -> bool:
+        """See `LaneKeeper`."""
+        return self._acquire(ino, fd)
+
+    def _acquire(self, ino: int, fd: int) -> bool:
+        try:
+            self._tap.acquire(ino, fd)
+        except OSError as error:
+            log.info("no passthrough for this file", inode=ino, reason=str(error))
+            return False
+        self._coherent.discard(ino)
+        return True
+
+    def join(self, ino: int, fd: int) -> None:
+        """See `LaneKeeper`."""
+        self._tap.acquire(ino, fd)
+
+    def leave(self, ino: int) -> None:
+        """See `LaneKeeper`."""
+        self._tap.release(ino)
+
+    def writer_gone(self, device: CacheDevice, file: int, parent: int, size: int) -> int | None:
+        """See `LaneKeeper`."""
+        ledger = self._ledgers[device.index]
+        counted: int | None = None
+        if file in ledger.reservations():
+            counted = device.allocated(file)
+            ledger.note_growth(file, counted)
+            ledger.release(file)
+        if len(self._largest) > _REMEMBERED:
+            self._largest.clear()
+        self._largest[parent] = max(size, self._largest.get(parent, 0))
+        return counted
+
+    def resume_writer(self, device: CacheDevice, file: int, parent: int) -> None:
+        """See `LaneKeeper`."""
+        ledger = self._ledgers[device.index]
+        present = device.allocated(file)  # counted already, with all that was found here
+        if ledger.reserve(file, present + self._needed(parent)):
+            ledger.credit(present)
+            ledger.note_growth(file, present)
+
+    def changes(self) -> Iterable[Change]:
+        """See `LaneKeeper`."""
+        return [
+            Change(
+                event.fh,
+                event.offset,
+                event.offset + event.length,
+                abandoned=event.kind is EventKind.ABANDONED,
+                flushed=event.kind is EventKind.FLUSHED,
+            )
+            for event in self._tap.drain_events()
+        ]
+
+    def now_writable(self, handle: Handle) -> None:
+        """See `LaneKeeper`."""
+        self._tap.set_handle_fd(handle.fh, handle.inode.fd)
+
+    def announce(self, handle: Handle) -> bool:
+        """Tell the tap of a handle before its open is answered; whether the kernel may keep pages.
+
+        Pages cached before a passthrough session may be stale after it.
+        """
+        opened = handle.inode
+        if handle.writable and opened.writing:
+            self._tap.set_handle_fd(handle.fh, opened.fd)
+            if opened.unasked and opened.lane is Lane.TRACKED:
+                self._give_budget(handle)
+        if opened.lane is Lane.PASSTHROUGH:
+            backing = self._tap.backing_for(opened.ino)
+            if backing is not None:
+                self._tap.set_passthrough(handle.fh, backing)
+            return False
+        keep = opened.ino in self._coherent or handle.flags & os.O_CREAT != 0
+        if len(self._coherent) > _REMEMBERED:
+            self._coherent.clear()
+        self._coherent.add(opened.ino)
+        return keep
+
+    def _give_budget(self, handle: Handle) -> None:
+        ledger = self._ledgers[handle.inode.gen.device]
+        if handle.synchronous or handle.fh in self._budgets or not handle.inode.device.direct_ok:
+            return
+        promised = (len(self._budgets) + 1) * _SMALL
+        if promised <= ledger.limit // _SHARE and ledger.try_admit(_SMALL):
+            self._budgets[handle.fh] = ledger
+            self._tap.set_budget(handle.fh, _SMALL)
+
+    def keep(self, ino: int) -> None:
+        """See `LaneKeeper`."""
+        self._coherent.add(ino)
+
+    def closed(self, handle: Handle) -> None:
+        """See `LaneKeeper`."""
+        ledger = self._budgets.pop(handle.fh, None)
+        if ledger is not None:
+            ledger.settle(_SMALL, 0)
+
+    def withdraw(self, handle: Handle) -> None:
+        """See `LaneKeeper`."""
+        if handle.fh in self._budgets:
+            self._tap.set_budget(handle.fh, 0)

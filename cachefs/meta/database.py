@@ -1,0 +1,308 @@
+"""The connection: transactions, durability, schema versions.
+
+Durability (https://sqlite.org/wal.html, https://sqlite.org/pragma.html#pragma_synchronous): the
+database runs in WAL mode with ``synchronous=NORMAL``. A commit appends to the WAL file without
+syncing it: it survives SIGKILL, since the page cache is the kernel's. `sync` makes every commit
+so far survive a power cut by syncing the WAL file itself. That costs one fsync without taking a
+database lock, so requests go on meanwhile; concurrent callers are expected to share one call.
+Automatic checkpoints are off: `checkpoint` runs in another thread on a connection of its own, so
+a slow disk never holds up a request.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from cachefs import failpoints
+from cachefs.errors import CachefsError
+from cachefs.failpoints import Point, reach
+from cachefs.meta import wal
+
+SCHEMA_VERSION = 1
+_ADDED = (
+    ("generation", "grows", "INTEGER NOT NULL DEFAULT 0"),
+    ("object", "intents", "TEXT"),
+    ("upload", "meta", "TEXT"),
+)
+_COUNTED = (("inode", "ino"), ("dentry", "id"), ("generation", "gen"))
+"""Tables whose numbers SQLite counted before they were reserved in blocks (`meta.numbers`)."""
+_DROPPED = (("generation", "pinned"),)
+CHECKPOINT_BYTES = 32 << 20
+"""WAL size from which a checkpoint is worth its I/O."""
+_CHECKED_BYTES = 16 << 20
+"""Size up to which a database is checked page by page when it is opened: some 100 ms."""
+
+
+_DISK = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_IOERR: errno.EIO,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_CANTOPEN: errno.EIO,
+    sqlite3.SQLITE_BUSY: errno.EIO,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+}
+_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def disk_error(error: Exception) -> int | None:
+    """The errno of a database error that the disk or the machine is to blame for; None for
+    others."""
+    return _DISK.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+
+
+def is_broken(error: Exception) -> bool:
+    """Whether a database error says that the database itself is damaged."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN
+
+
+class SchemaTooNew(CachefsError):
+    """The database was written by a newer cachefs."""
+
+
+class Damaged(CachefsError):
+    """The database, or what was committed to it last, cannot be read."""
+
+
+class Database:
+    """One SQLite database in WAL mode. Not thread safe, but for `sync` and `checkpoint`."""
+
+    def __init__(self, path: Path, *, may_create: bool = True) -> None:
+        """Open the database at `path`, or create it if that may be.
+
+        Raises SchemaTooNew, Damaged, or sqlite3.Error when the file is damaged; then nothing was
+        changed.
+        """
+        self.path = path
+        log = wal.examine(path)
+        if log.damage is not None:
+            raise Damaged(f"the write-ahead log {path}-wal is damaged: {log.damage}")
+        if not path.exists() or not path.stat().st_size:
+            _create(path, may_create and not log.size)
+            reach(Point.DATABASE_AFTER_CREATE)
+        else:
+            _look(path, may_create)
+        self._db = _connect(path)
+        self._depth = 0
+        self._on_commit: list[Callable[[], None]] = []
+        self.on_full: Callable[[], None] = lambda: None
+        """Called when the disk had no room for a transaction, which was rolled back: make some."""
+        self.before_commit: Callable[[], None] = lambda: None
+        """Called inside every transaction, last."""
+        self.on_committed: Callable[[float], None] = lambda seconds: None
+        """Called with the time that each transaction took."""
+        self.on_rollback: list[Callable[[], None]] = []
+        """Called after every rollback: memory that mirrors tables reads them anew."""
+        self.execute = self._db.execute
+        self.had_wal = log.size > 0
+        """Whether commits lay in the WAL file, as they do unless the last daemon closed it."""
+        self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        self.lost_commits = wal.lost_commits(path, log) if log.size else 0
+        """Transactions that were written to the WAL file and cannot be read from there."""
+        self._prepare()
+        self._wal_fd = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
+        _sync_directory(path.parent)
+        reach(Point.DATABASE_AFTER_OPEN)
+
+    def _prepare(self) -> None:
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            version = f"INSERT INTO setting VALUES('schema_version','{SCHEMA_VERSION}')"
+            self._db.executescript(f"BEGIN;{_schema()};{version};COMMIT;")
+            reach(Point.DATABASE_AFTER_SCHEMA)
+        else:
+            self._add_what_is_missing()
+            # Any write makes SQLite create the WAL file that `sync` keeps open.
+            self._db.execute("UPDATE setting SET value=value WHERE key='schema_version'")
+
+    def _add_what_is_missing(self) -> None:
+        """Columns, tables and indexes that came or went since the schema's version was counted."""
+        for table, column, kind in _ADDED:
+            known = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
+            if column not in known:
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+        for table, column in _DROPPED:
+            if any(row[1] == column for row in self._db.execute(f"PRAGMA table_info({table})")):
+                self._db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        script = _schema()
+        for kind in ("TABLE", "INDEX"):
+            script = script.replace(f"CREATE {kind} ", f"CREATE {kind} IF NOT EXISTS ")
+        self._db.executescript(script)
+        if self._has_table("sqlite_sequence"):
+            for table, number in _COUNTED:
+                self._db.execute(
+                    "INSERT OR IGNORE INTO setting SELECT ?,CAST(1+max("
+                    f"(SELECT coalesce(max({number}),1) FROM {table}),"
+                    "coalesce((SELECT seq FROM sqlite_sequence WHERE name=?),0)) AS TEXT)",
+                    (f"next_{table}", table),
+                )
+
+    def _has_table(self, name: str) -> bool:
+        sql = "SELECT 1 FROM sqlite_master WHERE type='table' AND name=?"
+        return self._db.execute(sql, (name,)).fetchone() is not None
+
+    @contextmanager
+    def transaction(self, change: str = "") -> Iterator[None]:
+        """All or nothing. Nested transactions join the outermost one, whose `change` (see
+        `failpoints.Change`) is what counts.
+
+        On an exception everything is rolled back: `after_commit` hooks are dropped, `on_rollback`
+        hooks run.
+        """
+        if self._depth:
+            yield
+            return
+        began = time.perf_counter()
+        self.execute("BEGIN IMMEDIATE")
+        self._depth = 1
+        try:
+            yield
+            self.before_commit()
+            failpoints.before_commit(change)
+            self.execute("COMMIT")
+            failpoints.after_commit(change)
+        except BaseException as error:
+            self._on_commit.clear()
+            if self._db.in_transaction:
+                self._db.rollback()
+            self._depth = 0
+            for hook in self.on_rollback:
+                hook()
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                self.on_full()
+            raise
+        self._depth = 0
+        self.on_committed(time.perf_counter() - began)
+        self._run_hooks()
+
+    def after_commit(self, hook: Callable[[], None]) -> None:
+        """Run `hook` once the current transaction is committed; at once outside of one. Given
+        several times in a row it runs once."""
+        if self._depth:
+            if not self._on_commit or self._on_commit[-1] != hook:
+                self._on_commit.append(hook)
+        else:
+            hook()
+
+    def _run_hooks(self) -> None:
+        while self._on_commit:
+            hooks, self._on_commit = self._on_commit, []
+            for hook in hooks:
+                hook()
+
+    def one(self, sql: str, args: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """First row or None."""
+        row: tuple[Any, ...] | None = self.execute(sql, args).fetchone()
+        return row
+
+    def all(self, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows."""
+        return self.execute(sql, args).fetchall()
+
+    def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Execute a statement once for each of `rows`."""
+        self._db.executemany(sql, rows)
+
+    def insert(self, sql: str, args: Sequence[Any]) -> int:
+        """Execute an INSERT, return the new row's number."""
+        rowid = self.execute(sql, args).lastrowid
+        assert rowid is not None
+        return rowid
+
+    def sync(self) -> None:
+        """Make every commit so far survive a power cut. Blocks; any thread. Raises OSError."""
+        reach(Point.DATABASE_BEFORE_SYNC)
+        os.fdatasync(self._wal_fd)
+        reach(Point.DATABASE_AFTER_SYNC)
+
+    @property
+    def wal_bytes(self) -> int:
+        """Size of the WAL file in bytes."""
+        return os.fstat(self._wal_fd).st_size
+
+    def checkpoint(self) -> None:
+        """Copy the WAL into the database file. Blocks; any thread; readers and writers go on."""
+        side = _connect(self.path)
+        try:
+            side.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            reach(Point.DATABASE_AFTER_CHECKPOINT)
+        finally:
+            side.close()
+
+    def start_wal_anew(self) -> None:
+        """Leave nothing in the WAL file, so that what cannot be read there is not met again."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def close(self) -> None:
+        """Checkpoint and close."""
+        self._db.close()
+        os.close(self._wal_fd)
+        reach(Point.DATABASE_AFTER_CLOSE)
+
+
+def _create(path: Path, may_create: bool) -> None:
+    if not may_create:
+        # SQLite would take an empty database for a new one, and throw its WAL file away.
+        what = "is empty" if path.exists() else "is missing"
+        raise Damaged(f"the metadata database {path} {what}, and what it described is there")
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+
+
+def _look(path: Path, may_create: bool) -> None:
+    """Is it a database of ours, and whole? Nothing is written: a connection that may write brings
+    the WAL into the database when it ends, whatever state that is in."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+    try:
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables and not may_create:
+            raise Damaged(f"the metadata database {path} is empty, what it described is there")
+        if tables:
+            _check_version(path, db)
+        if path.stat().st_size <= _CHECKED_BYTES:
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise Damaged(f"the metadata database {path} is damaged: {found.splitlines()[-1]}")
+    finally:
+        db.close()
+
+
+def _check_version(path: Path, db: sqlite3.Connection) -> None:
+    row = db.execute("SELECT value FROM setting WHERE key='schema_version'").fetchone()
+    version = int(row[0]) if row else 0
+    if version > SCHEMA_VERSION:
+        raise SchemaTooNew(
+            f"{path} has schema version {version}, this cachefs knows {SCHEMA_VERSION}",
+            hint="mount it with the newer cachefs that wrote it",
+        )
+
+
+def _sync_directory(path: Path) -> None:
+    """The database and WAL files' own directory entries must survive a power cut too."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _schema() -> str:
+    return resources.files("cachefs.meta").joinpath("schema.sql").read_text()
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        path, isolation_level=None, timeout=10, cached_statements=512, check_same_thread=False
+    )
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=NORMAL")
+    db.execute("PRAGMA wal_autocheckpoint=0")
+    db.execute("PRAGMA cache_size=-32768")
+    db.execute("PRAGMA temp_store=MEMORY")
+    return db

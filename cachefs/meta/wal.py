@@ -1,0 +1,98 @@
+"""What SQLite passes over in silence: a write-ahead log that is damaged.
+
+SQLite reads a WAL file up to the first frame that does not fit and takes the rest for leftovers,
+and a WAL whose header makes no sense for an empty one. Either may be right, after a power cut, or
+the loss of everything committed since the last checkpoint. Here the file is looked at before and
+after SQLite does, so that nobody takes a tree of yesterday for that of today.
+
+Format: https://sqlite.org/fileformat2.html#the_write_ahead_log
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_HEADER = struct.Struct(">8I")
+_FRAME = struct.Struct(">6I")
+_MAGIC = (0x377F0682, 0x377F0683)
+_VALID_FRAMES_AT = 16
+"""Where the shared-memory file tells how many frames SQLite took for valid (mxFrame)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wal:
+    """A WAL file as it lies there."""
+
+    size: int
+    """Bytes; 0: there is none, or nothing is in it."""
+    page_size: int = 0
+    salts: tuple[int, int] = (0, 0)
+    damage: str | None = None
+    """Why nothing in it can be read; None if it can, or if it is empty."""
+
+
+def examine(path: Path) -> Wal:
+    """Look at the WAL file of the database at `path`. OSError."""
+    try:
+        with open(f"{path}-wal", "rb") as file:
+            size, raw = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
+    except FileNotFoundError:
+        return Wal(0)
+    if size == 0 or (not any(raw) and _is_blank(path)):
+        return Wal(0)  # Nothing of it had reached the disk when the machine went down.
+    if len(raw) < _HEADER.size:
+        return Wal(size, damage=f"it has {size} bytes, less than a header")
+    magic, _, page_size, _, *salts, first, second = _HEADER.unpack(raw)
+    if magic not in _MAGIC or not 512 <= page_size <= 65536 or page_size & (page_size - 1):
+        return Wal(size, damage="its header is no header of a write-ahead log")
+    if checksum(raw[:24], big_endian=bool(magic & 1)) != (first, second):
+        return Wal(size, damage="the checksum of its header is wrong")
+    return Wal(size, page_size, (salts[0], salts[1]))
+
+
+def _is_blank(path: Path) -> bool:
+    with open(f"{path}-wal", "rb") as file:
+        return not any(any(block) for block in iter(lambda: file.read(1 << 16), b""))
+
+
+def checksum(data: bytes, *, big_endian: bool) -> tuple[int, int]:
+    """SQLite's own checksum of `data`, whose length is a multiple of 8."""
+    first = second = 0
+    words = struct.unpack(f"{'>' if big_endian else '<'}{len(data) // 4}I", data)
+    for one, other in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second
+
+
+def frames(path: Path, wal: Wal, start: int = 0) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
+    """(offset of the page, its number, pages after the commit or 0, salts) of each frame from the
+    one with index `start` on."""
+    if not wal.page_size:
+        return
+    step = _FRAME.size + wal.page_size
+    with open(f"{path}-wal", "rb") as file:
+        for at in range(_HEADER.size + start * step, wal.size - step + 1, step):
+            raw = os.pread(file.fileno(), _FRAME.size, at)
+            if len(raw) == _FRAME.size:
+                page, commit, one, other, *_ = _FRAME.unpack(raw)
+                yield at + _FRAME.size, page, commit, (one, other)
+
+
+def valid_frames(path: Path) -> int:
+    """How many frames SQLite took for valid; ask while a connection is open that has read."""
+    with open(f"{path}-shm", "rb") as file:
+        raw = os.pread(file.fileno(), 4, _VALID_FRAMES_AT)
+    return int(struct.unpack("=I", raw)[0]) if len(raw) == 4 else 0
+
+
+def lost_commits(path: Path, wal: Wal) -> int:
+    """Transactions in the WAL file, of its present round, that SQLite could not reach."""
+    taken = valid_frames(path)
+    return sum(
+        bool(commit) and salts == wal.salts for _, _, commit, salts in frames(path, wal, taken)
+    )

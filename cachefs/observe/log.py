@@ -1,0 +1,109 @@
+"""The log: structlog events and standard library records in one stream, without secrets.
+
+Lines are key=value text or JSON objects. Everything passes through the standard library's root
+logger, so records of pyfuse3, botocore and trio come out in the same form; libraries that write
+request headers at debug level are kept at warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from typing import Any, Literal
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+_SECRET_KEY = re.compile(
+    r"secret|password|token|access_?key|authorization|signature", re.IGNORECASE
+)
+_SECRET_TEXT = re.compile(
+    r"(?i)((?:x-amz-(?:signature|credential|security-token)|authorization|signature|credential"
+    r"|aws_(?:secret_access_key|session_token)|secret(?:_access)?_key|session_token)"
+    r"[\"']?\s*[=:]\s*[\"']?)[^\s\"'&,;]+(?:\s+Credential=[^\n]*)?"
+)
+_USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
+_HEADER_LOGGERS = ("botocore", "boto3", "urllib3", "s3transfer", "awscrt")
+_HIDDEN = "[hidden]"
+
+
+def configure(
+    level: str = "info",
+    style: Literal["text", "json"] = "text",
+    file: str | os.PathLike[str] | None = None,
+) -> None:
+    """Set the log up for this process; `file` is appended to, None means standard error.
+
+    Raises OSError when the file cannot be opened.
+    """
+    handler = logging.FileHandler(file) if file else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=_common(),
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_last(style)],
+        )
+    )
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for name in _HEADER_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_common(),
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger that takes an event and key=value pairs: `log.info("sealed", path=path)`."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger
+
+
+def hide_secrets(text: str) -> str:
+    """`text` without credentials, signatures and the user part of URLs."""
+    return _USERINFO.sub("", _SECRET_TEXT.sub(rf"\1{_HIDDEN}", text))
+
+
+def _common() -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+    ]
+
+
+def _last(style: Literal["text", "json"]) -> list[Processor]:
+    """Tracebacks become text first, so that secrets in them are hidden as well."""
+    head: list[Processor] = [structlog.processors.format_exc_info, _redact]
+    if style == "json":
+        return [*head, structlog.processors.JSONRenderer(default=str)]
+    order = ["time", "level", "event"]
+    return [
+        *head,
+        structlog.processors.LogfmtRenderer(key_order=order, drop_missing=True, bool_as_flag=False),
+    ]
+
+
+def _redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    return {key: _redacted(key, value) for key, value in event.items()}
+
+
+def _redacted(key: str, value: Any) -> Any:
+    if _SECRET_KEY.search(key):
+        return _HIDDEN
+    if isinstance(value, (int, float, bool)) or value is None:
+        return value
+    return hide_secrets(str(value))

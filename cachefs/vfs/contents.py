@@ -1,0 +1,499 @@
+"""Generations and their cache files: how they begin, are filled, sealed and dropped.
+
+A sealed generation never changes; what happens when somebody wants to write to one is in
+`rewriting`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from cachefs.cache.device import BLOCK_UNIT, CacheDevice
+from cachefs.cache.filler import Fill, Filler
+from cachefs.cache.placement import Placement
+from cachefs.errors import StoreError
+from cachefs.failpoints import Change, Point, reach
+from cachefs.flush.queue import BLOCKED, PENDING, EffectQueue
+from cachefs.meta import Meta
+from cachefs.meta.rows import GenerationRow, InodeRow, ObjectRow
+from cachefs.model.extents import ExtentSet
+from cachefs.model.states import GenState
+from cachefs.vfs import clock
+from cachefs.vfs.lanes import LaneKeeper
+from cachefs.vfs.opened import Lane, OnDisk, OpenInode
+from cachefs.vfs.remote import RemoteView
+
+_WAITING = (GenState.SEALED, GenState.STALLED, GenState.CONFLICTED)
+"""States of a generation that is to be shown."""
+_FETCH_STEP = 128 << 20
+
+
+class Contents:
+    """Generations and cache files of the files that are opened, written and closed."""
+
+    def __init__(
+        self,
+        meta: Meta,
+        queue: EffectQueue,
+        devices: Sequence[CacheDevice],
+        placement: Placement,
+        filler: Filler,
+        remote: RemoteView,
+        lanes: LaneKeeper,
+    ) -> None:
+        self._meta = meta
+        self._queue = queue
+        self.devices = list(devices)
+        self._placement = placement
+        self._filler = filler
+        self._remote = remote
+        self._lanes = lanes
+        self._last_file = meta.generations.last_file()
+        self.on_account: Callable[[CacheDevice, int], None] = lambda device, delta: None
+        """Called with the change in bytes that a device holds."""
+        self.on_sealed: Callable[[int], None] = lambda gen: None
+        """Called with each generation that was sealed."""
+        self.leave: Callable[[CacheDevice, int], None] = self.remove
+        """Called with each cache file that a commit gave up: it is to be removed in time."""
+        self.checksum: Callable[[str, int], Awaitable[int]] = _unknown
+        """CRC64NVME of the first bytes of a file."""
+        self.on_damaged: Callable[[str], None] = lambda key: None
+        """Called with the key of what was fetched and had not the checksum that it should have."""
+        self.on_fill: Callable[[int], None] = lambda ino: None
+        """Called with each file that is opened and has to be fetched."""
+        queue.on_unreferenced = self.unreferenced
+
+    # -- new content --------------------------------------------------------------------------
+
+    def new_file_number(self) -> int:
+        """A cache file number that was never used."""
+        self._last_file += 1
+        return self._last_file
+
+    def reserve_numbers(self, highest: int) -> None:
+        """Never hand out numbers up to `highest`: such cache files were found on a device."""
+        self._last_file = max(self._last_file, highest)
+
+    def place(self, expected: int = 0) -> CacheDevice:
+        """The device for a new cache file of `expected` bytes. EIO when none is healthy."""
+        ledger = self._placement.choose(expected)
+        if ledger is None:
+            raise OSError(errno.EIO, "no cache device is healthy")
+        return ledger.device
+
+    def create(
+        self,
+        inode: InodeRow,
+        parent: int,
+        link: Callable[[], None],
+        *,
+        passthrough: bool,
+    ) -> OpenInode:
+        """An empty open generation for `inode` (new, or to be replaced), with one handle's worth of
+        the passthrough lane if that is wanted and can be had.
+
+        `link` stores the inode, in the same transaction. Raises OSError from the device before
+        anything changed.
+        """
+        device = self.place()
+        file = self.new_file_number()
+        fd = device.create(file)
+        lane = Lane.TRACKED
+        try:
+            with self._meta.transaction(Change.CREATE):
+                inode.ino = inode.ino or self._meta.inodes.new_number()
+                if passthrough:
+                    fd, lane = self._try_passthrough(inode.ino, parent, device, file, fd)
+                gen = self.add_generation(inode.ino, device, file, lane)
+                inode.mtime_ns = inode.ctime_ns = clock.begin(fd)
+                previous, inode.gen, inode.size, inode.blocks = inode.gen, gen.gen, 0, 0
+                link()
+                if previous is not None:
+                    self.unreferenced(previous)
+        except BaseException:
+            if lane is Lane.PASSTHROUGH:
+                self._lanes.leave(inode.ino)
+                self._lanes.writer_gone(device, file, parent, 0)
+            os.close(fd)
+            device.remove(file)
+            raise
+        return OpenInode(inode.ino, gen, device, fd, lane, 0, inode.mtime_ns, writing=True)
+
+    def _try_passthrough(
+        self, ino: int, parent: int, device: CacheDevice, file: int, fd: int
+    ) -> tuple[int, Lane]:
+        """(descriptor to keep, lane): read-only where the kernel is to write."""
+        reader = device.open(file, os.O_RDONLY)
+        if not self._lanes.grant_writer(ino, parent, device, file, reader):
+            os.close(reader)
+            return fd, Lane.TRACKED
+        os.close(fd)
+        return reader, Lane.PASSTHROUGH
+
+    def try_reading_passthrough(self, opened: OpenInode) -> None:
+        """Put a complete file that was just opened for reading into the passthrough lane."""
+        if opened.fill is not None or opened.writing or opened.handles:
+            return
+        reader = opened.device.open(opened.gen.file, os.O_RDONLY)
+        if self._lanes.grant_reader(opened.ino, reader):
+            os.close(opened.fd)
+            opened.fd, opened.lane = reader, Lane.PASSTHROUGH
+        else:
+            os.close(reader)
+
+    def add_generation(
+        self,
+        ino: int,
+        device: CacheDevice,
+        file: int,
+        lane: Lane,
+        *,
+        state: GenState = GenState.OPEN,
+        size: int = 0,
+        dirty: ExtentSet | None = None,
+        base: int | None = None,
+        present: ExtentSet | None = None,
+    ) -> GenerationRow:
+        now = time.time_ns()
+        row = GenerationRow(
+            gen=0, ino=ino, device=device.index, file=file, state=state, lane=lane, size=size,
+            dirty=dirty.pack() if dirty is not None else None, base=base,
+            present=present.pack() if present is not None else None, crc64=None,
+            created_ns=now, sealed_ns=None, used_ns=now,
+        )  # fmt: skip
+        self._meta.generations.add(row)
+        return row
+
+    # -- present content ----------------------------------------------------------------------
+
+    def device(self, row: GenerationRow) -> CacheDevice:
+        """The device that holds a generation's cache file."""
+        return self.devices[row.device]
+
+    async def open_current(self, inode: InodeRow) -> OpenInode:
+        """The file as it is now, for reading, or for writing after `begin_write`.
+
+        EIO: a dirty cache file was removed behind our back. ESTALE, EIO: the object is gone or out
+        of reach.
+        """
+        gen = self._meta.generations.get(inode.gen) if inode.gen is not None else None
+        if gen is not None:
+            try:
+                return self._open_cached(inode, gen)
+            except FileNotFoundError as err:
+                if gen.state != GenState.DURABLE:
+                    raise OSError(errno.EIO, "the cache file of unsaved data is damaged") from err
+                self._forget_cached(inode, gen)
+        return await self._open_remote(inode)
+
+    def _open_cached(self, inode: InodeRow, gen: GenerationRow) -> OpenInode:
+        device = self.device(gen)
+        fd = device.open(gen.file, os.O_RDWR)
+        if not _is_whole(fd, gen):
+            os.close(fd)
+            raise FileNotFoundError(errno.ENOENT, "the cache file was cut short")
+        opened = OpenInode(
+            inode.ino, gen, device, fd, Lane.TRACKED, inode.size, inode.mtime_ns,
+            writing=gen.state == GenState.OPEN,
+        )  # fmt: skip
+        if gen.present is not None:
+            opened.fill = self.fill_for(inode, gen)
+            self.on_fill(inode.ino)
+        opened.accounted = os.fstat(fd).st_blocks * BLOCK_UNIT
+        return opened
+
+    def fill_for(self, inode: InodeRow, gen: GenerationRow) -> Fill:
+        """The fill of a generation whose cache file does not hold all of its object yet."""
+        return self._remote.fill(inode, self.device(gen).path(gen.file), gen.present or b"")
+
+    def _forget_cached(self, inode: InodeRow, gen: GenerationRow) -> None:
+        with self._meta.transaction(Change.FORGET_CACHED):
+            self._meta.generations.remove(gen.gen)
+            self._meta.inodes.set_gen(inode.ino, None)
+        inode.gen = None
+
+    async def _open_remote(self, inode: InodeRow) -> OpenInode:
+        source = self._remote.object_of(inode)
+        device = self.place(inode.size)
+        file = self.new_file_number()
+        fd = device.create(file)
+        try:
+            os.ftruncate(fd, source.size)
+            reach(Point.OPEN_REMOTE_AFTER_FILE)
+            with self._meta.transaction(Change.OPEN_REMOTE):
+                gen = self.add_generation(
+                    inode.ino, device, file, Lane.TRACKED, state=GenState.DURABLE,
+                    size=source.size, present=ExtentSet(),
+                )  # fmt: skip
+                self._meta.inodes.set_gen(inode.ino, gen.gen)
+                self._remote.is_now(source, gen.gen)
+        except BaseException:
+            os.close(fd)
+            device.remove(file)
+            raise
+        inode.gen = gen.gen
+        fill = self._remote.fill(inode, device.path(file), gen.present or b"")
+        opened = OpenInode(
+            inode.ino, gen, device, fd, Lane.TRACKED, source.size, inode.mtime_ns, fill=fill
+        )
+        if source.size == 0:
+            self.filled(opened)
+        else:
+            self.on_fill(inode.ino)
+        return opened
+
+    async def ensure(self, opened: OpenInode, start: int, end: int) -> None:
+        """Return once the cache file holds [start, end) of the object's bytes."""
+        while opened.fill is not None:
+            fill = opened.fill
+            try:
+                await self._filler.ensure(fill, start, min(end, fill.size))
+            except (OSError, StoreError):
+                if not self._has_moved(opened, fill):
+                    raise
+                continue
+            if opened.fill is not fill:
+                continue
+            if not fill.complete:
+                fill.served = True
+                return
+            await self._complete(opened, fill)
+
+    async def _complete(self, opened: OpenInode, fill: Fill) -> None:
+        """All bytes are here: compare them with the store's checksum. What differs is fetched once
+        more (by whoever comes next), then EIO. So is what somebody has read of it meanwhile."""
+        async with fill.checking:
+            if opened.fill is not fill or not fill.complete:
+                return
+            if fill.crc64 is None or await self.checksum(fill.path, fill.size) == fill.crc64:
+                self.filled(opened)
+                if fill.failures and fill.served:
+                    raise OSError(errno.EIO, "what was read of the file before was damaged")
+                return
+            fill.failures += 1
+            fill.present.remove(0, fill.size)
+            self.on_damaged(fill.key)
+            if fill.failures > 1:
+                fill.failures = 0
+                raise OSError(errno.EIO, "the object has not the checksum that it was stored with")
+
+    async def fetch(self, opened: OpenInode) -> None:
+        """Return once the cache file holds all of the object's bytes; counts them as they come."""
+        for start in range(0, opened.size, _FETCH_STEP):
+            await self.ensure(opened, start, start + _FETCH_STEP)
+            self.account(opened)
+
+    def _has_moved(self, opened: OpenInode, fill: Fill) -> bool:
+        """True when a rename or a change of attributes of ours made a new object of it: its bytes
+        are there now."""
+        inode = self._meta.inodes.get(opened.ino)
+        if inode is None:
+            return False
+        try:
+            source = self._remote.object_of(inode)
+        except OSError:
+            return False
+        same = (source.key, source.etag) == (fill.key, fill.etag)
+        if same or source.gen != opened.gen.gen:
+            return False
+        fill.key, fill.etag, fill.stale = source.key, source.etag, False
+        return True
+
+    def filled(self, opened: OpenInode) -> None:
+        """All bytes of the object are here."""
+        opened.fill = None
+        opened.gen.present = None
+        self._meta.generations.save(opened.gen)
+        reach(Point.FILLED_AFTER_SAVE)
+        self.account(opened)
+
+    def save_progress(self, opened: OpenInode) -> None:
+        """Remember which ranges of the object are here already."""
+        if opened.fill is not None:
+            opened.gen.present = opened.fill.present.pack()
+            self._meta.generations.save(opened.gen)
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def truncate(self, opened: OpenInode, size: int) -> None:
+        """Set the size of a file whose generation is open for writing."""
+        opened.refresh()
+        if opened.lane is Lane.PASSTHROUGH:
+            os.truncate(opened.device.path(opened.gen.file), size)
+            os.utime(opened.fd)  # an equal size moves no times there
+        else:
+            os.ftruncate(opened.fd, size)
+        reach(Point.TRUNCATE_AFTER_FILE)
+        if opened.dirty is not None:
+            if size < opened.size:
+                opened.dirty.clip(size)
+            elif size > opened.size:
+                opened.dirty.add(opened.size, size)
+        opened.size = size
+
+    # -- closing ------------------------------------------------------------------------------
+
+    def seal(self, opened: OpenInode) -> None:
+        """The last writer is gone: the generation is complete and its publishing is due."""
+        status = os.fstat(opened.fd)
+        gen = opened.gen
+        opened.size, opened.mtime_ns = status.st_size, status.st_mtime_ns
+        if self._is_unchanged(opened, gen):
+            self._seal_unchanged(opened, gen)
+            return
+        with self._meta.transaction(Change.SEAL):
+            gen.state, gen.size, gen.sealed_ns = GenState.SEALED, status.st_size, time.time_ns()
+            gen.dirty = opened.dirty.pack() if opened.dirty is not None else None
+            if opened.snapshot is not None:
+                gen.base, gen.dirty = opened.snapshot, since_snapshot(opened).pack()
+            gen.used_ns = gen.sealed_ns
+            unchanged = OnDisk(gen.gen, status.st_size, status.st_mtime_ns)
+            gen.synced = int(opened.on_disk == unchanged)
+            self._meta.generations.seal(gen)
+            if self._meta.inodes.set_content(
+                opened.ino, status.st_size, status.st_blocks, opened.mtime_ns
+            ):
+                path = self.publish(opened.ino, gen)
+                if path is not None:
+                    opened.device.mark_path(opened.fd, path)
+        opened.writing = False
+        self.account(opened)
+        self.on_sealed(gen.gen)
+
+    def _is_unchanged(self, opened: OpenInode, gen: GenerationRow) -> bool:
+        """Opened for writing, never written to, and the object holds all of it. Its times may have
+        changed (ftruncate to the size it had)."""
+        if opened.dirty is None or len(opened.dirty) or opened.size != gen.size:
+            return False
+        return self._object_of_base(gen) is not None
+
+    def _object_of_base(self, gen: GenerationRow) -> ObjectRow | None:
+        if gen.base is None:
+            return None
+        return next(iter(self._meta.objects.holding(gen.ino, gen.base)), None)
+
+    def _seal_unchanged(self, opened: OpenInode, gen: GenerationRow) -> None:
+        row = self._object_of_base(gen)
+        assert row is not None
+        with self._meta.transaction(Change.SEAL_UNCHANGED):
+            gen.state, gen.sealed_ns = GenState.DURABLE, time.time_ns()
+            self._meta.generations.save(gen)
+            row.gen = gen.gen
+            self._meta.objects.put(row)
+            blocks = os.fstat(opened.fd).st_blocks
+            self._meta.inodes.set_content(opened.ino, opened.size, blocks, opened.mtime_ns)
+            self._publish_attributes(opened.ino, gen)
+        opened.writing = False
+
+    def _publish_attributes(self, ino: int, gen: GenerationRow) -> None:
+        """Attributes and names that changed while the file was open were to go out with its
+        content, and there is none."""
+        inode = self._meta.inodes.get(ino)
+        if inode is not None and inode.ctime_ns > gen.created_ns:
+            for dentry in self._meta.dentries.of_inode(ino):
+                self._queue.publish(dentry, None, inode.size)
+
+    def publish(self, ino: int, gen: GenerationRow) -> bytes | None:
+        """Queue the generation under every name of its inode; returns the path of one. Inside a
+        transaction."""
+        path = None
+        for dentry in self._meta.dentries.of_inode(ino):
+            self._queue.publish(dentry, gen.gen, gen.size)
+            path = path or self._meta.dentries.path(dentry.parent, dentry.name)
+        for effect in self._queue.of_gen(gen.gen):
+            if effect.state == BLOCKED:  # Somebody waits for the version that was given up.
+                self._queue.set_state(effect, PENDING, None)
+        return path
+
+    def save_open(self, opened: OpenInode) -> None:
+        """Write size and times of an open file to the database (fsync, stat after a crash)."""
+        opened.refresh()
+        inode = self._meta.inodes.get(opened.ino)
+        if inode is not None and opened.writing:
+            blocks = os.fstat(opened.fd).st_blocks
+            self._meta.inodes.set_content(opened.ino, opened.size, blocks, opened.mtime_ns)
+
+    def account(self, opened: OpenInode) -> None:
+        """Tell the ledger what the cache file takes now."""
+        now = os.fstat(opened.fd).st_blocks * BLOCK_UNIT
+        self.on_account(opened.device, now - opened.accounted)
+        opened.accounted = now
+
+    # -- the end of a generation --------------------------------------------------------------
+
+    def unreferenced(self, gen: int) -> None:
+        """No effect, or no inode, needs the generation any more; drop it if that holds for both."""
+        row = self._meta.generations.get(gen)
+        if row is None:
+            return
+        inode = self._meta.inodes.get(row.ino)
+        if self._queue.of_gen(gen):
+            return
+        if inode is None or inode.gen != gen:
+            self.drop(row)
+        elif row.state in _WAITING and self._meta.objects.holding(row.ino, row.gen):
+            # A name that was still to be shown is gone; another one shows it.
+            self._meta.generations.set_state(gen, GenState.DURABLE, None)
+
+    def drop(self, row: GenerationRow) -> None:
+        """Remove a generation and, once that is committed, its cache file."""
+        device = self.device(row)
+        self._rebase(row)
+        self._meta.generations.remove(row.gen)
+        if row.grows:
+            return  # The cache file is another generation's.
+
+        self._meta.db.after_commit(lambda: self.leave(device, row.file))
+
+    def remove(self, device: CacheDevice, file: int) -> None:
+        """Remove a cache file."""
+        freed = device.allocated(file)
+        device.remove(file)
+        self.on_account(device, -freed)
+
+    def _rebase(self, gone: GenerationRow) -> None:
+        """What was to be copied from a generation that never got into the store is copied from that
+        one's own base instead, but for what either changed."""
+        if (
+            gone.dirty is None
+            or gone.base is None
+            or self._meta.objects.holding(gone.ino, gone.gen)
+        ):
+            return
+        for gen in self._meta.generations.of_inode(gone.ino):
+            if gen.base != gone.gen or gen.dirty is None or gen.state == GenState.OPEN:
+                continue
+            changed = ExtentSet.unpack(gen.dirty).union(ExtentSet.unpack(gone.dirty))
+            if gone.size < gen.size:
+                changed.add(gone.size, gen.size)
+            gen.base, gen.dirty = gone.base, changed.pack()
+            self._meta.generations.save(gen)
+
+    def forget_inode(self, ino: int) -> None:
+        """The inode has neither name nor handle: remove it and all that was its own."""
+        with self._meta.transaction(Change.FORGET_INODE):
+            for row in self._meta.generations.of_inode(ino):
+                if not self._queue.of_gen(row.gen):
+                    self.drop(row)
+            self._meta.inodes.remove(ino)
+
+
+async def _unknown(path: str, size: int) -> int:
+    raise NotImplementedError
+
+
+def since_snapshot(opened: OpenInode) -> ExtentSet:
+    """What changed in an open file since its last snapshot."""
+    changed = ExtentSet()
+    start = min(opened.unsent, opened.snapshot_size)
+    if start < opened.size:
+        changed.add(start, opened.size)
+    return changed
+
+
+def _is_whole(fd: int, gen: GenerationRow) -> bool:
+    """A cache file that nobody writes to has the size that its generation was sealed with."""
+    return gen.state in (GenState.OPEN, GenState.HELD) or os.fstat(fd).st_size >= gen.size

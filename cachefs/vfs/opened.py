@@ -1,0 +1,193 @@
+"""Open inodes and handles: what the kernel holds open, and what is known while it does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import trio
+
+from cachefs.cache.device import CacheDevice
+from cachefs.cache.filler import Fill
+from cachefs.meta.rows import GenerationRow
+from cachefs.model.extents import ExtentSet
+
+
+class Lane(StrEnum):
+    """How data moves while a file is open."""
+
+    TRACKED = "tracked"
+    PASSTHROUGH = "passthrough"
+
+
+class OnDisk(NamedTuple):
+    """What a file was like when it was synced: as long as it is, it was not written to."""
+
+    gen: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class OpenInode:
+    """A regular file with at least one handle.
+
+    While it exists its cache file is pinned: every open shares the lane and the descriptor.
+    """
+
+    ino: int
+    gen: GenerationRow
+    device: CacheDevice
+    fd: int
+    """Cache file: read-write in the tracked lane, read-only in passthrough, where the kernel
+    writes, so that the daemon never looks like a writer to the lease probe."""
+    lane: Lane
+    size: int
+    """In bytes. While it is written, what the cache file has (`refresh`)."""
+    mtime_ns: int
+    """Time of the last write, or the one that was set; the cache file's while it is written."""
+    writing: bool = False
+    """The generation is open: there were, or in passthrough may have been, writes to it."""
+    dirty: ExtentSet | None = None
+    """Extents written so far; None in passthrough and for new files, where all counts."""
+    fill: Fill | None = None
+    """Set while the cache file does not hold all of the object's bytes."""
+    handles: int = 0
+    writers: int = 0
+    flushed_ns: int = 0
+    """When a writer last closed a descriptor: it may or may not have been the last one."""
+    privileged: bool = False
+    """Set-user-id or set-group-id is on: the next write clears it."""
+    snapshot: int | None = None
+    """Generation of the last upload of this file as far as it had grown (logs)."""
+    snapshot_size: int = 0
+    """Bytes of it."""
+    unsent: int = 0
+    """Everything before this offset is as it was at the last snapshot."""
+    orphaned: bool = False
+    """The last name is gone: nothing of it is published any more."""
+    accounted: int = 0
+    """Bytes of this file that the space ledger knows of."""
+    seen: int = 0
+    """Bytes of all writes that passed here."""
+    unasked: bool = False
+    """A new file in the tracked lane whose first bytes may be written without asking."""
+    uncounted: int = 0
+    """Bytes written since it was last asked what the file allocates."""
+    on_disk: OnDisk | None = None
+    """As it was when all of it was last brought to the disk."""
+    unbuffered: bool = False
+    """A writer goes around the page cache: it may be at it while others sync the file."""
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    """Serialises changes of `gen`, `fd` and size that need an await."""
+
+    def refresh(self) -> None:
+        """While it is written, take size and write time from the cache file: not every write
+        passes here."""
+        if self.writing:
+            status = os.fstat(self.fd)
+            self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
+
+    def wrote(self, start: int, end: int) -> None:
+        """Record a write of [start, end) in the tracked lane."""
+        if self.dirty is not None:
+            self.dirty.add(start, end)
+        if start < self.unsent:
+            self.unsent = start
+        if end > self.size:
+            self.size = end
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """One open file description of the kernel's."""
+
+    fh: int
+    inode: OpenInode
+    flags: int
+
+    @property
+    def writable(self) -> bool:
+        """Opened for writing."""
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    @property
+    def synchronous(self) -> bool:
+        """O_SYNC or O_DSYNC: each write reaches the disk before it returns."""
+        return bool(self.flags & os.O_DSYNC)
+
+
+class OpenTable:
+    """All handles and open inodes of the mount.
+
+    Handle numbers are never used twice, not even by a later daemon of the same mount: the kernel
+    goes on with the handles that a dead daemon gave out.
+    """
+
+    def __init__(self) -> None:
+        self._next = time.time_ns()
+        self.handles: dict[int, Handle] = {}
+        self.inodes: dict[int, OpenInode] = {}
+        self.directories: dict[int, int] = {}
+        self.lingering: dict[int, OpenInode] = {}
+        """Files without a writing handle that may be written to still, through a mapping that has
+        outlived its descriptor; in the order in which they were closed."""
+        self.on_settle: Callable[[], None] = _nothing
+        self.lingers = trio.Event()
+        """Set when there are some (again)."""
+
+    def number(self) -> int:
+        """A new handle number."""
+        self._next += 1
+        return self._next
+
+    def add(self, inode: OpenInode, flags: int, fh: int | None = None) -> Handle:
+        """A new handle of an open inode."""
+        handle = Handle(fh if fh is not None else self.number(), inode, flags)
+        self.handles[handle.fh] = handle
+        self.inodes[inode.ino] = inode
+        inode.handles += 1
+        if handle.writable:
+            inode.writers += 1
+            inode.unbuffered |= bool(flags & os.O_DIRECT)
+        return handle
+
+    def handles_of(self, inode: OpenInode) -> list[Handle]:
+        """The handles of an open inode."""
+        return [handle for handle in self.handles.values() if handle.inode is inode]
+
+    def remove(self, fh: int) -> Handle | None:
+        """Take a handle out; None for a number that is unknown."""
+        handle = self.handles.pop(fh, None)
+        if handle is None:
+            return None
+        inode = handle.inode
+        inode.handles -= 1
+        if handle.writable:
+            inode.writers -= 1
+        if not inode.handles and self.inodes.get(inode.ino) is inode:
+            del self.inodes[inode.ino]
+        return handle
+
+    def linger(self, inode: OpenInode) -> None:
+        """Keep an inode, whether or not it has handles, until its last mapping is gone."""
+        self.inodes[inode.ino] = self.lingering[inode.ino] = inode
+        self.lingers.set()
+
+    def settle(self) -> None:
+        """Find out which files have no writer any more, so that what comes next comes after them.
+        Costs nothing when there is nothing to find out."""
+        if self.lingering:
+            self.on_settle()
+
+    def open_for_writing(self) -> Iterator[OpenInode]:
+        """Inodes with a writer."""
+        return (inode for inode in self.inodes.values() if inode.writers)
+
+
+def _nothing() -> None:
+    """Nobody settles anything."""

@@ -1,0 +1,218 @@
+"""Writing to a file whose current generation is sealed: the bytes that are still needed are kept.
+
+A sealed generation never changes, so the writer gets a new one first (`begin_write`):
+
+- durable: the bytes are safe in the store, so the new generation takes over the cache file and
+  counts as dirty only what is written from then on;
+- sealed but not durable: its bytes are still to be uploaded. In the tracked lane the writer gets a
+  copy (reflink where the filesystem can) and the sealed one keeps its file; in passthrough the
+  kernel goes on writing to the file it has, so the sealed one moves to the copy;
+- sealed, not durable and too large to copy (`cache.preserve_limit`): its upload is given up, the
+  file goes back to being written, and whoever waited for the old version waits for the new one;
+- held since a daemon died: it goes on as if it had never been closed.
+
+Power cut: before the first write into a taken-over file the metadata that says so is synced, since
+otherwise the old row would call changed bytes durable. Before that, the bytes are: what the old
+generation had must be found in the new one, whoever kept it until then (a program's fsync, the
+store).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from cachefs.cache.device import CacheDevice
+from cachefs.failpoints import Change, Point, reach
+from cachefs.flush.queue import BLOCKED, PENDING, EffectQueue
+from cachefs.meta import Meta
+from cachefs.meta.rows import EffectRow, GenerationRow
+from cachefs.model.extents import ExtentSet
+from cachefs.model.states import GenState
+from cachefs.model.survival import Level
+from cachefs.vfs import clock
+from cachefs.vfs.contents import Contents
+from cachefs.vfs.opened import Lane, OpenInode
+
+
+class Rewriter:
+    """Makes open files writable."""
+
+    def __init__(
+        self,
+        meta: Meta,
+        queue: EffectQueue,
+        contents: Contents,
+        *,
+        preserve_limit: int,
+        sync_meta: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`preserve_limit` in bytes; `sync_meta` makes all commits so far survive a power cut."""
+        self._meta = meta
+        self._queue = queue
+        self._contents = contents
+        self._preserve_limit = preserve_limit
+        self._sync_meta = sync_meta
+
+    async def begin_write(self, opened: OpenInode) -> None:
+        """Make the file's generation one that may be written to. See the module docstring."""
+        async with opened.lock:
+            if opened.writing:
+                return
+            await self._contents.ensure(opened, 0, opened.size)
+            gen = opened.gen
+            if self._meta.generations.get(gen.gen) is None:
+                raise OSError(errno.EIO, "the generation is gone")
+            fresh = self._meta.generations.get(gen.gen)
+            assert fresh is not None
+            opened.gen = gen = fresh
+            if gen.state in (GenState.HELD, GenState.OPEN):
+                self._reopen(opened)
+            elif gen.state == GenState.DURABLE and not self._queue.of_gen(gen.gen):
+                await self._take_over(opened)
+            elif gen.size > self._preserve_limit:
+                await self._merge(opened)
+            elif opened.lane is Lane.PASSTHROUGH:
+                await self._copy_for_upload(opened)
+            else:
+                await self._copy_for_writer(opened)
+
+    def _begun(self, opened: OpenInode, gen: GenerationRow, dirty: ExtentSet | None) -> None:
+        """From now on the time of writing is the cache file's, which was that of a download or a
+        copy; writes are later than all that has happened to the inode."""
+        clock.begin(opened.fd, opened.mtime_ns)
+        opened.gen, opened.dirty, opened.writing = gen, dirty, True
+
+    def _reopen(self, opened: OpenInode) -> None:
+        """A generation that was open when a daemon died goes on: what it holds is all dirty."""
+        gen = opened.gen
+        gen.state, gen.dirty, gen.error, gen.crc64 = GenState.OPEN, None, None, None
+        gen.synced = 0
+        self._meta.generations.save(gen)
+        reach(Point.REOPEN_AFTER_SAVE)
+        opened.dirty, opened.writing = None, True
+
+    async def _take_over(self, opened: OpenInode) -> None:
+        old, device = opened.gen, opened.device
+        if not old.synced and device.survives > Level.PROCESS:
+            await trio.to_thread.run_sync(os.fsync, opened.fd)
+            await trio.to_thread.run_sync(device.sync_dir, old.file)
+            reach(Point.TAKE_OVER_AFTER_FSYNC)
+        dirty = self._nothing_yet(opened)
+        with self._meta.transaction(Change.TAKE_OVER):
+            gen = self._contents.add_generation(
+                opened.ino, opened.device, old.file, opened.lane, size=old.size,
+                dirty=dirty, base=old.gen,
+            )  # fmt: skip
+            self._meta.inodes.set_gen(opened.ino, gen.gen)
+            self._meta.generations.remove(old.gen)
+        self._begun(opened, gen, dirty)
+        await self._sync_meta()
+        reach(Point.TAKE_OVER_AFTER_SYNC)
+
+    async def _copy_for_writer(self, opened: OpenInode) -> None:
+        old, device = opened.gen, opened.device
+        file = self._contents.new_file_number()
+        await trio.to_thread.run_sync(self._clone_synced, device, old.file, file)
+        reach(Point.COPY_FOR_WRITER_AFTER_CLONE)
+        try:
+            fd = device.open(file, os.O_RDWR)
+        except OSError:
+            device.remove(file)
+            raise
+        dirty = ExtentSet()
+        with self._meta.transaction(Change.COPY_FOR_WRITER):
+            gen = self._contents.add_generation(
+                opened.ino, device, file, opened.lane, size=old.size, dirty=dirty, base=old.gen
+            )
+            self._meta.inodes.set_gen(opened.ino, gen.gen)
+            self._contents.unreferenced(old.gen)
+        # In place: a read that is under way in a thread goes on with the same number.
+        os.dup2(fd, opened.fd, inheritable=False)
+        os.close(fd)
+        reach(Point.COPY_FOR_WRITER_AFTER_SWITCH)
+        self._begun(opened, gen, dirty)
+        opened.accounted = 0
+        self._contents.account(opened)
+
+    def _nothing_yet(self, opened: OpenInode) -> ExtentSet | None:
+        """What is dirty before the first write; in passthrough nobody will ever know."""
+        return None if opened.lane is Lane.PASSTHROUGH else ExtentSet()
+
+    async def _copy_for_upload(self, opened: OpenInode) -> None:
+        """The kernel writes to the file itself, so the sealed generation moves to a copy.
+
+        Its upload reads the file: it is stopped first, and kept from starting again meanwhile.
+        """
+        old, device = opened.gen, opened.device
+        file = self._contents.new_file_number()
+        effects = self._queue.of_gen(old.gen)
+        for effect in effects:
+            if effect.state == PENDING:
+                self._queue.set_state(effect, BLOCKED, "being copied before it is rewritten")
+        reach(Point.COPY_FOR_UPLOAD_AFTER_BLOCK)
+        try:
+            await self._stop(effects)
+            reach(Point.COPY_FOR_UPLOAD_AFTER_STOP)
+            await trio.to_thread.run_sync(self._clone_synced, device, old.file, file)
+            reach(Point.COPY_FOR_UPLOAD_AFTER_CLONE)
+            await self._stop(effects)  # One that was stalled may have been tried again meanwhile.
+        except BaseException:
+            self._unblock(effects)
+            raise
+        with self._meta.transaction(Change.COPY_FOR_UPLOAD):
+            kept = self._meta.generations.get(old.gen)
+            if kept is not None:
+                kept.file = file
+                self._meta.generations.save(kept)
+            gen = self._contents.add_generation(
+                opened.ino, device, old.file, opened.lane, size=old.size, base=old.gen
+            )
+            self._meta.inodes.set_gen(opened.ino, gen.gen)
+            self._unblock(effects)
+            self._contents.unreferenced(old.gen)
+        self._begun(opened, gen, None)
+        self._contents.on_account(device, device.allocated(file))
+        await self._sync_meta()
+        reach(Point.COPY_FOR_UPLOAD_AFTER_SYNC)
+
+    def _clone_synced(self, device: CacheDevice, source: int, target: int) -> None:
+        device.clone(source, target)
+        if device.survives <= Level.PROCESS:
+            return
+        fd = device.open(target, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        reach(Point.CLONE_AFTER_FSYNC)
+        device.sync_dir(target)
+
+    async def _stop(self, effects: Sequence[EffectRow]) -> None:
+        """Return when the flusher works on none of them."""
+        while busy := [each.id for each in effects if self._queue.is_busy(each.id)]:
+            for effect in busy:
+                await self._queue.stop(effect)
+
+    def _unblock(self, effects: Sequence[EffectRow]) -> None:
+        for effect in effects:
+            if effect.state == BLOCKED:
+                self._queue.set_state(effect, PENDING, None)
+
+    async def _merge(self, opened: OpenInode) -> None:
+        """Give up the pending upload: its effects wait, blocked, for the next seal."""
+        gen = opened.gen
+        await self._stop(self._queue.of_gen(gen.gen))
+        reach(Point.MERGE_AFTER_STOP)
+        with self._meta.transaction(Change.MERGE):
+            for effect in self._queue.of_gen(gen.gen):
+                self._queue.set_state(effect, BLOCKED, "being rewritten")
+            gen.state, gen.dirty, gen.sealed_ns, gen.crc64 = GenState.OPEN, None, None, None
+            gen.synced = 0
+            self._meta.generations.save(gen)
+        self._begun(opened, gen, None)
+        await self._sync_meta()
+        reach(Point.MERGE_AFTER_SYNC)

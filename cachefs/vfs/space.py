@@ -1,0 +1,42 @@
+"""How much room the mount has, as statfs tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cachefs.cache.ledger import SpaceLedger
+from cachefs.meta import Meta
+
+_BLOCK = 4096
+_FILES_FREE = 1 << 30
+"""Inode numbers are not scarce; programs only want to see that some are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes and counts for statfs."""
+
+    block_size: int
+    size: int
+    free: int
+    files: int
+    files_free: int
+
+
+class Space:
+    """The cache as programs see it: its size, and what can be written before something must go.
+
+    The bucket has no size of its own. What limits a writer is the cache: the room it has, counting
+    as free what is durable and can be evicted.
+    """
+
+    def __init__(self, meta: Meta, ledgers: Sequence[SpaceLedger]) -> None:
+        self._meta = meta
+        self._ledgers = ledgers
+
+    def usage(self) -> Usage:
+        """The present state, cheap enough for every call."""
+        size = sum(ledger.capacity for ledger in self._ledgers)
+        free = sum(ledger.headroom() + ledger.evictable for ledger in self._ledgers)
+        return Usage(_BLOCK, size, min(free, size), self._meta.inodes.count(), _FILES_FREE)

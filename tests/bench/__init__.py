@@ -1,0 +1,1 @@
+"""The load generator: what it writes, what it measures, what it prints."""

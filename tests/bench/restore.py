@@ -1,0 +1,238 @@
+"""Cold restores against others: `python -m tests.bench.restore --gib 4 --rounds 3`.
+
+One file, and 64 shards that 8 readers share out, come from the same SeaweedFS by turns: read
+through a mount with an empty cache, by `rclone copy` and `s5cmd cp` to the same disk, and through a
+mount of JuiceFS with an empty cache, which has its own copy of them in the store. Then the mount is
+read a second time, and so are the files that were copied: that is native speed. The store's data is
+in RAM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.bench import peers
+from tests.bench.metadata import Place, serving
+from tests.support.mounts import Mount, clean_environment
+from tests.support.stores import Seaweed
+
+MIB, GIB = 1 << 20, 1 << 30
+TOOLS = ("cachefs", "rclone", "s5cmd", "juicefs")
+LAYOUTS = {"one file": (1, 1), "64 shards": (64, 8)}
+"""Files, and readers that share them out."""
+_READ = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One restore."""
+
+    tool: str
+    layout: str
+    seconds: float
+    again_seconds: float
+    """The same files once more, from where they are now."""
+
+
+def read_all(folder: Path, readers: int) -> float:
+    """Seconds that reading every file of a directory takes."""
+    names = sorted(path for path in folder.iterdir() if path.is_file())
+
+    def read(path: Path) -> None:
+        buffer = bytearray(_READ)
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(readers) as pool:
+        list(pool.map(read, names))
+    return time.monotonic() - began
+
+
+class Bench:
+    """What is in the store, and who brings it here."""
+
+    def __init__(self, work: Path, seaweed: Seaweed, gib: float) -> None:
+        self.work = work
+        self.seaweed = seaweed
+        self.gib = gib
+        self.home = work / "home"
+        self.home.mkdir()
+        self.bucket = seaweed.fresh_bucket().below("run")
+        self.place = Place(work / "place", self.home, seaweed)
+        self.database = f"sqlite3://{work}/juicefs.db"
+        self.brought: set[str] = set()
+
+    def fill(self, layout: str, source: Path) -> None:
+        """Bring files to the store, as plain objects and through JuiceFS."""
+        count, _ = LAYOUTS[layout]
+        folder = source / layout.replace(" ", "-")
+        folder.mkdir()
+        for number in range(count):
+            with open(folder / f"shard-{number:02}.bin", "wb") as out:
+                for _ in range(int(self.gib * GIB / count / (4 * MIB))):
+                    out.write(os.urandom(4 * MIB))
+        target = f"{self.bucket.url}/{folder.name}/"
+        words = ["--endpoint-url", self.bucket.endpoint, "cp", f"{folder}/", target]
+        self._run("s5cmd", words, {})
+
+    def cachefs(self, name: str, readers: int) -> tuple[float, float]:
+        """Through a mount with an empty cache."""
+        cache = Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
+        mount = Mount(
+            self.bucket.url,
+            Path(tempfile.mkdtemp(prefix="cachefs-restore-")),
+            [cache],
+            options={"cache.size": str(int(3 * self.gib * GIB))},
+            env=clean_environment(self.home, self.bucket.env),
+            arguments=["--endpoint-url", self.bucket.endpoint],
+        )
+        mount.start()
+        try:
+            os.listdir(mount.path / name)
+            return read_all(mount.path / name, readers), read_all(mount.path / name, readers)
+        finally:
+            mount.unmount(drain_timeout=0)
+            mount.destroy()
+            mount.path.rmdir()
+            shutil.rmtree(cache)
+
+    def rclone(self, name: str, readers: int) -> tuple[float, float]:
+        """`rclone copy`."""
+        source = f"sea:{self.bucket.name}/{self.bucket.prefix}{name}"
+        env = peers.rclone_settings(self.bucket)
+        return self._copy("rclone", lambda to: ["copy", source, to], env, readers)
+
+    def s5cmd(self, name: str, readers: int) -> tuple[float, float]:
+        """`s5cmd cp`."""
+        where = ["--endpoint-url", self.bucket.endpoint, "cp", f"{self.bucket.url}/{name}/*"]
+        return self._copy("s5cmd", lambda to: [*where, f"{to}/"], {}, readers)
+
+    def _copy(
+        self, tool: str, words: Callable[[str], list[str]], env: dict[str, str], readers: int
+    ) -> tuple[float, float]:
+        with tempfile.TemporaryDirectory(dir=self.work) as target:
+            began = time.monotonic()
+            self._run(tool, words(target), env)
+            seconds = time.monotonic() - began
+            return seconds, read_all(Path(target), readers)
+
+    def _run(self, tool: str, words: Sequence[str], env: dict[str, str]) -> None:
+        full = {**clean_environment(self.home, self.bucket.env), **env}
+        quiet = subprocess.DEVNULL
+        subprocess.run([peers.program(tool), *words], env=full, stdout=quiet, check=True)
+
+    def juicefs(self, name: str, readers: int) -> tuple[float, float]:
+        """Written through one mount of it, read through another whose cache is empty."""
+        if not self.brought:
+            bucket = self.seaweed.fresh_bucket()
+            words = ["--storage", "s3", "--bucket", f"{bucket.endpoint}/{bucket.name}"]
+            self._run("juicefs", ["format", *words, self.database, "bench"], self._keys())
+        if name not in self.brought:
+            with self._mounted() as path:
+                shutil.copytree(self.work / "source" / name, path / name)
+            self.brought.add(name)
+        with self._mounted() as path:
+            return read_all(path / name, readers), read_all(path / name, readers)
+
+    def _keys(self) -> dict[str, str]:
+        server = self.seaweed.server
+        return {"ACCESS_KEY": server.access_key, "SECRET_KEY": server.secret_key}
+
+    @contextlib.contextmanager
+    def _mounted(self) -> Iterator[Path]:
+        """JuiceFS with an empty cache."""
+        path, cache = self.place.folder("juicefs"), self.place.folder("juicefs-cache")
+        words = [
+            *("mount", self.database, str(path), "--cache-dir", str(cache)),
+            *("--no-usage-report", "--no-syslog", "--metrics", "127.0.0.1:0"),
+        ]
+        with serving("juicefs", words, path, self.place.environment(self._keys())):
+            yield path
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def run(gib: float, rounds: int, tools: Sequence[str], layouts: Sequence[str]) -> Iterator[Turn]:
+    """Turn by turn; every second round in the opposite order."""
+    with contextlib.ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))
+        data = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        seaweed = Seaweed(data)
+        seaweed.start()
+        stack.callback(seaweed.stop)
+        (work / "place").mkdir()
+        (work / "source").mkdir()
+        bench = Bench(work, seaweed, gib)
+        for layout in layouts:
+            bench.fill(layout, work / "source")
+            for number in range(rounds):
+                for tool in tools if number % 2 == 0 else reversed(tools):
+                    restore = getattr(bench, tool)
+                    cold, again = restore(layout.replace(" ", "-"), LAYOUTS[layout][1])
+                    yield Turn(tool, layout, cold, again)
+                    time.sleep(1)
+
+
+def summary(turns: Sequence[Turn], gib: float) -> dict[str, Any]:
+    """Medians by layout and tool, and how cachefs compares with the fastest of the others."""
+    told: dict[str, Any] = {"gib": gib, "load_average": os.getloadavg()[0], "layouts": {}}
+    for layout in dict.fromkeys(turn.layout for turn in turns):
+        rates = {
+            tool: median(
+                gib * 1024 / turn.seconds
+                for turn in turns
+                if (turn.tool, turn.layout) == (tool, layout)
+            )
+            for tool in dict.fromkeys(turn.tool for turn in turns)
+        }
+        again = {
+            kind: median(t.again_seconds for t in turns if t.layout == layout and t.tool in of)
+            for kind, of in (("cachefs", {"cachefs"}), ("native", {"rclone", "s5cmd"}))
+            if any(t.tool in of for t in turns)
+        }
+        others = [rate for tool, rate in rates.items() if tool != "cachefs"]
+        told["layouts"][layout] = {
+            "mib_per_second": rates,
+            "ratio_to_fastest": rates["cachefs"] / max(others) if others else None,
+            "second_read_ratio_to_native": again.get("native", 0.0) / again["cachefs"],
+        }
+    told["turns"] = [asdict(turn) for turn in turns]
+    return told
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.restore")
+    parser.add_argument("--gib", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    arguments = parser.parse_args()
+    turns = []
+    layouts = arguments.layouts.split(",")
+    for turn in run(arguments.gib, arguments.rounds, arguments.tools.split(","), layouts):
+        turns.append(turn)
+        rate, again = (arguments.gib * 1024 / s for s in (turn.seconds, turn.again_seconds))
+        print(
+            f"{turn.layout:10} {turn.tool:8} {rate:7.0f} MiB/s, again {again:7.0f}", file=sys.stderr
+        )
+    print(json.dumps(summary(turns, arguments.gib), indent=2))
+
+
+if __name__ == "__main__":
+    main()

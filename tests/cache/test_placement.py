@@ -1,0 +1,114 @@
+"""Which device a new file goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.cache.device import CacheDevice
+from cachefs.cache.ledger import SpaceLedger
+from cachefs.cache.placement import Placement
+from cachefs.cache.system import DeviceKind
+
+GIB = 1 << 30
+
+
+class Stub(CacheDevice):
+    """A device whose nature the test decides."""
+
+    nature = DeviceKind.DISK
+    slow = False
+    broken = False
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self.nature
+
+    @property
+    def stalled(self) -> bool:
+        return self.slow
+
+    @property
+    def healthy(self) -> bool:
+        return not self.broken
+
+    def free_bytes(self) -> int:
+        return 1 << 50
+
+
+@pytest.fixture
+def ledgers(tmp_path: Path) -> Iterator[list[SpaceLedger]]:
+    """RAM of 1 GiB, two disks of 10 GiB, a network volume of 100 GiB; configured in reverse."""
+    kinds = [DeviceKind.NETWORK, DeviceKind.DISK, DeviceKind.DISK, DeviceKind.RAM]
+    sizes = [100 * GIB, 10 * GIB, 10 * GIB, GIB]
+    made = []
+    for index, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        device = Stub(index, tmp_path / str(index))
+        device.nature = kind
+        made.append(SpaceLedger(device, size))
+    yield made
+    for ledger in made:
+        ledger.device.close()
+
+
+def stub(ledger: SpaceLedger) -> Stub:
+    assert isinstance(ledger.device, Stub)
+    return ledger.device
+
+
+def chosen(placement: Placement, size: int) -> int:
+    ledger = placement.choose(size)
+    assert ledger is not None
+    return ledger.device.index
+
+
+def test_the_fastest_with_room_comes_first(ledgers: list[SpaceLedger]) -> None:
+    placement = Placement(ledgers)
+    assert chosen(placement, 1) == 3
+    assert chosen(placement, 2 * GIB) in (1, 2)
+    assert chosen(placement, 50 * GIB) == 0
+
+
+def test_above_the_high_watermark_the_next_kind_serves(ledgers: list[SpaceLedger]) -> None:
+    ledgers[3].charge(GIB * 95 // 100)
+    assert chosen(Placement(ledgers), 1) in (1, 2)
+
+
+def test_equals_take_turns(ledgers: list[SpaceLedger]) -> None:
+    placement = Placement(ledgers[:3])
+    turns = [chosen(placement, 1) for _ in range(6)]
+    assert sorted(turns[:2]) == [1, 2]
+    assert turns == turns[:2] * 3
+
+
+def test_the_emptier_of_a_kind_is_preferred(ledgers: list[SpaceLedger]) -> None:
+    ledgers[1].reserve(1, 3 * GIB)
+    placement = Placement(ledgers[:3])
+    assert [chosen(placement, 1) for _ in range(3)] == [2, 2, 2]
+
+
+def test_a_slow_device_comes_last_of_its_kind(ledgers: list[SpaceLedger]) -> None:
+    stub(ledgers[1]).slow = True
+    placement = Placement(ledgers[:3])
+    assert [chosen(placement, 1) for _ in range(3)] == [2, 2, 2]
+    stub(ledgers[2]).slow = True
+    assert chosen(placement, 1) in (1, 2), "still faster than the network"
+
+
+def test_a_broken_device_is_not_chosen(ledgers: list[SpaceLedger]) -> None:
+    placement = Placement(ledgers)
+    stub(ledgers[3]).broken = True
+    assert chosen(placement, 1) in (1, 2)
+    for ledger in ledgers:
+        stub(ledger).broken = True
+    assert placement.choose(1) is None
+
+
+def test_when_nothing_has_room_the_roomiest_serves(ledgers: list[SpaceLedger]) -> None:
+    assert chosen(Placement(ledgers), 1 << 45) == 0
+    for ledger in ledgers:
+        ledger.charge(ledger.limit)
+    ledgers[2].credit(1)
+    assert chosen(Placement(ledgers), GIB) == 2

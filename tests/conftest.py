@@ -1,0 +1,399 @@
+"""Fixtures of the tests that mount: a real store, real mounts, client processes.
+
+Tests see the product from outside: they run its command line, use the mount from client processes
+(the test's own process may call os functions on it but must never map its files), and look at the
+bucket with a plain S3 client. Every mount ends with its test, and a mount that cannot be ended, or
+whose log has a warning that the test did not allow, fails the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.support import lanes
+from tests.support.client import Client
+from tests.support.mounts import Mount, MountFactory, Watchdog, clean_environment
+
+LOCAL = os.environ.get("CACHEFS_TEST_LOCAL")
+"""A local directory to test the tests on (see `tests.support.localdir`)."""
+MOUNTING = {"e2e", "posix", "differential", "frameworks", "lanes", "programs", "cuts"}
+"""Directories of tests that mount: they need root and /dev/fuse, and end in a minute each."""
+DEFAULT_TIMEOUT = 60.0
+GRACE = 5.0
+"""Seconds between a test's time-out and the abort of its mounts."""
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The markers of these tests."""
+    config.addinivalue_line("markers", "needs(*programs): skipped when a program is missing")
+    config.addinivalue_line("markers", "either_lane: one lane will do unless lanes are chosen")
+    settings.register_profile("shared machine", deadline=None)
+    settings.load_profile("shared machine")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give tests that mount their default time limit, and keep together, when tests are shared out
+    to several processes, those that share something of their module's: all but the end-to-end
+    tests, each of which has a mount of its own."""
+    for item in items:
+        if _folder(item) in MOUNTING and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(DEFAULT_TIMEOUT))
+        if _folder(item) != "e2e":
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name}-{_lane(item)}"))
+    if not lanes.chosen():
+        left_out = [item for item in items if _is_left_out(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _lane(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("lane", "")) if callspec else ""
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    """Tests that hardly depend on the lane run in one of them, which varies from test to test."""
+    lane, both = _lane(item), lanes.to_test()
+    if item.get_closest_marker("either_lane") is None or lane not in both:
+        return False
+    name = item.nodeid.replace(lane, "")
+    return lane != both[zlib.crc32(name.encode()) % len(both)]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests that mount cannot run without /dev/fuse; say so instead of failing in odd ways."""
+    if _folder(item) in MOUNTING and not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        pytest.skip("needs /dev/fuse (run as root)")
+
+
+# ---- places ------------------------------------------------------------------------------------
+
+
+def _scratch(parent: str) -> Path:
+    return Path(tempfile.mkdtemp(prefix="cachefs-test-", dir=parent))
+
+
+@pytest.fixture
+def after_mounts() -> Iterator[contextlib.ExitStack]:
+    """What mounts use ends after they do, whatever the order of a test's fixtures."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def _scratch_until(stack: contextlib.ExitStack, parent: str) -> Path:
+    path = _scratch(parent)
+    stack.callback(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@pytest.fixture
+def ram_dir(after_mounts: contextlib.ExitStack) -> Path:
+    """An empty directory in RAM (/dev/shm)."""
+    return _scratch_until(after_mounts, "/dev/shm")
+
+
+@pytest.fixture
+def disk_dir(after_mounts: contextlib.ExitStack) -> Path:
+    """An empty directory on a disk."""
+    return _scratch_until(after_mounts, "/var/tmp")
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home directory with no AWS files in it."""
+    return tmp_path_factory.mktemp("home")
+
+
+# ---- stores ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def seaweed() -> Iterator[Any]:
+    """A real SeaweedFS on ports of its own, for the whole session; data in RAM."""
+    from tests.support.stores import Seaweed
+
+    data = _scratch("/dev/shm")
+    server = Seaweed(data)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(data, ignore_errors=True)
+
+
+@pytest.fixture
+def bucket(seaweed: Any, after_mounts: contextlib.ExitStack) -> Any:
+    """A prefix of a fresh bucket, as a plain S3 client sees it; `bucket.url` is what to mount."""
+    made = seaweed.fresh_bucket()
+    after_mounts.callback(seaweed.remove_bucket, made)
+    return made.below("runs")
+
+
+@pytest.fixture
+def dir_store(ram_dir: Path) -> Any:
+    """A fresh `file:///dir` store."""
+    from tests.support.bucket import DirectoryStore
+
+    path = ram_dir / "store"
+    path.mkdir()
+    return DirectoryStore(path)
+
+
+@pytest.fixture
+def link(seaweed: Any, after_mounts: contextlib.ExitStack) -> Any:
+    """The way to the store, to be slowed or cut: mount with `endpoint=link.endpoint`."""
+    from tests.support.link import Link
+
+    return after_mounts.enter_context(Link(seaweed.endpoint))
+
+
+@pytest.fixture
+def faults(seaweed: Any, after_mounts: contextlib.ExitStack) -> Any:
+    """A proxy that injects trouble by rules (see `tests.support.faults`)."""
+    from tests.support.faultproxy import FaultProxy
+
+    return after_mounts.enter_context(FaultProxy(seaweed.endpoint))
+
+
+# ---- mounts ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", params=lanes.to_test())
+def lane(request: pytest.FixtureRequest) -> str:
+    """Every test of a mount runs in each lane."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def _watchdog() -> Watchdog:
+    return Watchdog()
+
+
+@pytest.fixture(autouse=True)
+def _overdue(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Abort this test's mounts when it is overdue, so that nothing can hang."""
+    if _folder(request.node) not in MOUNTING:
+        yield
+        return
+    watchdog: Watchdog = request.getfixturevalue("_watchdog")
+    marker = request.node.get_closest_marker("timeout")
+    watchdog.arm((marker.args[0] if marker else DEFAULT_TIMEOUT) + GRACE)
+    yield
+    watchdog.disarm()
+
+
+@pytest.fixture(scope="session")
+def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
+    """Prepare a Mount (not started) and the directories that go with it."""
+    counter = itertools.count()
+    below = _scratch("/tmp")
+    below.chmod(0o755)  # clients that are not root must get there
+
+    def make(
+        store: Any = None,
+        *,
+        lane: str,
+        cache: str = "ram",
+        cache_dirs: list[Path] | None = None,
+        options: dict[str, str] | None = None,
+        env: dict[str, str] | None = None,
+        arguments: list[str] | None = None,
+        endpoint: str | None = None,
+    ) -> tuple[Mount, list[Path]]:
+        made: list[Path] = []
+        if cache_dirs is None:
+            made = [_scratch("/dev/shm" if cache == "ram" else "/var/tmp")]
+            cache_dirs = made
+        path = below / f"m{next(counter)}"
+        url = store if isinstance(store, str) else store.url
+        endpoint = endpoint or getattr(store, "endpoint", None)
+        mount = Mount(
+            store=url,
+            path=path,
+            cache_dirs=cache_dirs,
+            options={"mount.passthrough": lanes.OPTIONS[lane], **(options or {})},
+            env=clean_environment(home, {**getattr(store, "env", {}), **(env or {})}),
+            arguments=[*(["--endpoint-url", endpoint] if endpoint else []), *(arguments or [])],
+        )
+        return mount, made
+
+    yield make
+    for path in below.iterdir():
+        with contextlib.suppress(OSError):
+            path.rmdir()
+    with contextlib.suppress(OSError):
+        below.rmdir()
+
+
+@pytest.fixture
+def mounted(
+    lane: str,
+    make_mount: Callable[..., Any],
+    after_mounts: contextlib.ExitStack,
+    _watchdog: Watchdog,
+) -> Iterator[MountFactory]:
+    """Factory of mounts: `mounted(bucket, options={"flush.settle": "5s"})`.
+
+    Options: `cache` ("ram" or "disk"), `cache_dirs`, `options`, `env`, `arguments`, `endpoint`,
+    `allow` (patterns of log lines that are expected), `start=False`.
+    """
+    mounts: list[Mount] = []
+
+    def factory(
+        store: Any, *, start: bool = True, allow: tuple[str, ...] = (), **kinds: Any
+    ) -> Mount:
+        mount: Mount
+        mount, made = make_mount(store, **{"lane": lane, **kinds})
+        mount.allowed_log.extend(allow)
+        mounts.append(mount)
+        for folder in made:
+            after_mounts.callback(shutil.rmtree, folder, ignore_errors=True)
+        _watchdog.watch(mount)
+        return mount.start() if start else mount
+
+    yield factory
+    trouble = []
+    for mount in reversed(mounts):
+        try:
+            mount.tear_down()
+        except AssertionError as error:
+            trouble.append(str(error))
+        finally:
+            _watchdog.forget(mount)
+    if trouble:
+        pytest.fail("\n".join(trouble), pytrace=False)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Runs code in processes of its own."""
+    made = Client()
+    yield made
+    made.close()
+
+
+# ---- shared mounts -----------------------------------------------------------------------------
+
+
+class Shared:
+    """One mount for many tests; made anew after a test that spoiled it."""
+
+    def __init__(self, start: Callable[[], Mount], watchdog: Watchdog) -> None:
+        self._start = start
+        self._watchdog = watchdog
+        self.mount: Mount | None = None
+        self.serial = 0
+        self._seen = 0
+
+    def get(self) -> Mount:
+        """The mount, alive, with whatever its log said so far taken note of."""
+        if self.mount is None:
+            self.mount = self._start()
+            self._watchdog.watch(self.mount)
+        self.serial += 1
+        self._seen = len(self.mount.log)
+        return self.mount
+
+    def check(self, allowed: list[str]) -> None:
+        """After a test: the daemon lives and its log has nothing new that was not allowed."""
+        from tests.support import logs
+
+        assert self.mount is not None
+        found = logs.unexpected(self.mount.log[self._seen :], allowed)
+        try:
+            self.mount.status()
+        except (OSError, AssertionError, ValueError) as error:
+            found.append(f"the daemon does not answer any more: {error!r}")
+            text = self.mount.log[-3000:]
+            self.end()
+            found.append(text)
+        assert not found, "\n".join(found[:20])
+
+    def end(self) -> None:
+        if self.mount is not None:
+            self.mount.destroy()
+            self._watchdog.forget(self.mount)
+            self.mount = None
+
+
+@pytest.fixture(scope="module")
+def _shared_mount(
+    lane: str, make_mount: Callable[..., Any], seaweed: Any, _watchdog: Watchdog
+) -> Iterator[tuple[Shared, Any] | None]:
+    if LOCAL:
+        yield None
+        return
+    whole = seaweed.fresh_bucket()
+    view = whole.below("shared/prefix")
+    folders: list[Path] = []
+
+    def start() -> Mount:
+        mount, made = make_mount(view, lane=lane)
+        folders.extend(made)
+        started: Mount = mount.start()
+        return started
+
+    shared = Shared(start, _watchdog)
+    yield shared, view
+    try:
+        if shared.mount is not None:
+            shared.mount.allowed_log.append(".*")
+            shared.mount.tear_down()
+    finally:
+        shared.end()
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+        seaweed.remove_bucket(whole)
+
+
+@pytest.fixture
+def work(_shared_mount: tuple[Shared, Any] | None, client: Client, ram_dir: Path) -> Iterator[Any]:
+    """A fresh directory on a mount that the tests of a module share (see `tests.support.work`)."""
+    from tests.support.work import Work
+
+    ram_dir.chmod(0o755)
+    if _shared_mount is None:
+        yield _local_work(client, ram_dir)
+        return
+    shared, view = _shared_mount
+    mount = shared.get()
+    name = f"t{shared.serial}"
+    path = mount.path / name
+    path.mkdir()
+    local = ram_dir / "local"
+    local.mkdir()
+    made = Work(mount, path, view.below(name), client, local)
+    yield made
+    client.close()
+    shared.check(made.allowed_log)
+
+
+def _local_work(client: Client, ram_dir: Path) -> Any:
+    from tests.support.localdir import LocalMount, LocalView
+    from tests.support.work import Work
+
+    (ram_dir / "local").mkdir()
+    top = _scratch(str(LOCAL))
+    top.chmod(0o755)
+    path = top / "t"
+    path.mkdir()
+    mount: Any = LocalMount(top)
+    view: Any = LocalView(path)
+    return Work(mount, path, view, client, ram_dir / "local")

@@ -1,0 +1,1 @@
+"""Power cuts: what is on the disk when the machine goes down at any instant."""

@@ -1,0 +1,183 @@
+"""A cache after a power cut, taken up by a daemon without a kernel: recovery, reading, flushing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from cachefs import config
+from cachefs.cache.filler import open_filler
+from cachefs.daemon.compose import Parts, compose, fetcher, open_storage
+from cachefs.daemon.tiering import read_nothing
+from cachefs.errors import CachefsError
+from cachefs.flush.reboot import Reboots
+from cachefs.flush.recovery import Recovered
+from cachefs.fsck.check import check
+from cachefs.meta.rows import InodeRow
+from cachefs.observe.metrics import Metrics
+from cachefs.store.crc import crc64_of
+from cachefs.store.directory import DirectoryStore
+from cachefs.vfs.attributes import ROOT
+
+OPTIONS = ["cache.size=128MiB", "cache.meta_reserve=2MiB", "flush.single_put_max=256KiB",
+           "flush.settle=20ms"]  # fmt: skip
+
+
+def carry_out(store: DirectoryStore, method: str, arguments: dict[str, Any]) -> Any:
+    """As a mover does it."""
+    if method == "checksum":
+        return crc64_of(**arguments)
+    return getattr(store, method)(**arguments)
+
+
+class Jobs:
+    """A directory store, in threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = DirectoryStore(root)
+
+    async def call(self, method: str, /, **arguments: Any) -> Any:
+        return await trio.to_thread.run_sync(carry_out, self.store, method, arguments)
+
+    async def restart_clients(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class View:
+    """What there is afterwards."""
+
+    recovered: Recovered
+    again: Recovered
+    """What a second recovery found to do."""
+    shown: dict[str, bytes | str]
+    states: dict[str, str]
+    after: dict[str, bytes | str]
+    """As `shown`, once all that can go out has."""
+    bucket: dict[str, bytes]
+    left: list[str]
+    """Effects that are still pending, with what is in their way."""
+    end: dict[str, str] = field(default_factory=dict)
+    """States, once all that can go out has."""
+    links: set[str] = field(default_factory=set)
+    """Symbolic links, which `shown` and `after` have the targets of."""
+    leaked: set[int] = field(default_factory=set)
+    """Cache files without a generation, and generations without one."""
+    offences: list[str] = field(default_factory=list)
+    """What `cachefs fsck` says of it in the end."""
+
+
+def look(cache: Path, store: Path, *, rebooted: bool = True) -> View:
+    """Recover a cache (of another run of the machine, if `rebooted`) and let it flush."""
+    view = trio.run(_look, cache, store, rebooted)
+    view.offences = [
+        f"{each.check}: {each.subject}" for each in check([cache]).findings if each.is_trouble
+    ]
+    return view
+
+
+async def _look(cache: Path, store: Path, rebooted: bool) -> View:
+    flags = {"store.url": store.as_uri(), "cache.dirs": [str(cache)]}
+    settings = config.load(None, OPTIONS, flags=flags)
+    storage = open_storage(settings)
+    jobs, metrics = Jobs(store), Metrics()
+    client: list[Any] = []
+
+    async def fetch(key: str, path: str, start: int, end: int, if_match: str | None) -> int:
+        get = fetcher(client[0], metrics, read_nothing)
+        count: int = await get(key, path, start, end, if_match)
+        return count
+
+    def connect(made: Any, _read_warm: Any) -> Any:
+        client.append(made)
+        return filler
+
+    try:
+        async with open_filler(fetch) as filler:
+            parts = compose(settings, storage, jobs, connect, None, metrics)  # type: ignore[arg-type]
+            if rebooted:
+                parts.recovery.reboots = Reboots(storage.meta, lambda: "the machine's next run")
+            else:
+                parts.small.recover()  # The journal of another run counts for nothing.
+            parts.namespace.make_root()
+            recovered = parts.recovery.run()
+            parts.contents.reserve_numbers(recovered.highest_file)
+            again = parts.recovery.run()
+            view = View(recovered, again, {}, {}, {}, {}, [])
+            view.shown, view.states = await _all(parts)
+            view.left = await _flush(parts)
+            view.after, view.end = await _all(parts)
+            view.bucket = _bucket(jobs.store)
+            view.links = {p for p, row in await _files(parts, ROOT, "") if row.target is not None}
+            view.leaked = set(storage.devices[0].list_generations()) ^ set(
+                storage.meta.generations.files(0)
+            )
+            return view
+    finally:
+        storage.close()
+
+
+async def _all(parts: Parts) -> tuple[dict[str, bytes | str], dict[str, str]]:
+    """(what each path holds, its state)."""
+    files = await _files(parts, ROOT, "")
+    states = {path: parts.inspector.describe(row).state for path, row in files}
+    return {path: await _read(parts, row) for path, row in files}, states
+
+
+async def _files(parts: Parts, folder: int, prefix: str) -> list[tuple[str, InodeRow]]:
+    await parts.namespace.list_directory(folder)
+    found = []
+    for _, name, row in parts.storage.meta.inodes.children(folder, 0, 10_000):
+        path = prefix + os.fsdecode(name)
+        if stat.S_ISDIR(row.mode):
+            found += await _files(parts, row.ino, path + "/")
+        else:
+            found.append((path, await parts.namespace.lookup(folder, name)))
+    return found
+
+
+async def _read(parts: Parts, row: InodeRow) -> bytes | str:
+    if row.target is not None:
+        return row.target
+    try:
+        with trio.fail_after(10):
+            handle = await parts.files.open(row.ino, os.O_RDONLY)
+            try:
+                return await parts.files.read(handle.fh, 0, parts.files.overlay(row).size)
+            finally:
+                parts.files.release(handle.fh)
+    except CachefsError as error:
+        return str(error)
+    except OSError as error:
+        return f"{errno.errorcode.get(error.errno or 0, '?')} {error.strerror}"
+
+
+async def _flush(parts: Parts) -> list[str]:
+    queue = parts.queue
+    queue.settles = False
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(parts.flusher.run)
+        nursery.start_soon(parts.syncer.run)
+        with trio.move_on_after(10):
+            while queue.has_work():  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    return [f"{queue.target_key(e)}: {e.kind} {e.state} {e.error}" for e in queue.effects.values()]
+
+
+def _bucket(store: DirectoryStore) -> dict[str, bytes]:
+    found, token = {}, None
+    while True:
+        page = store.list("", delimiter=None, token=token)
+        for item in page.objects:
+            if not item.key.startswith(".cachefs/") and not item.key.endswith("/"):
+                found[item.key] = store.get_bytes(item.key)
+        token = page.next_token
+        if token is None:
+            return found

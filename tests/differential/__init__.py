@@ -1,0 +1,1 @@
+"""The mount against a local directory: the same operations must have the same results."""

@@ -1,0 +1,1 @@
+"""Training frameworks and other real programs on the mount."""

@@ -1,0 +1,1 @@
+"""Mounts that begin, outlive their daemon, and end: supervisor, `mount` and `unmount`."""

@@ -1,0 +1,92 @@
+"""What a tier keeps."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachefs.model.retention import Kept, Rules, judge
+
+NOW = 10**18
+checkpoints = st.lists(
+    st.builds(
+        Kept,
+        root=st.uuids().map(str),
+        step=st.none() | st.integers(0, 40),
+        nbytes=st.integers(0, 100),
+        changed_ns=st.integers(NOW - 1000, NOW),
+        safe=st.booleans(),
+    ),
+    max_size=12,
+)
+some = st.none() | st.integers(1, 10)
+rules = st.builds(
+    Rules,
+    newest=some,
+    every=st.none() | st.integers(1, 10),
+    nbytes=st.none() | st.integers(0, 400),
+    age_ns=st.none() | st.integers(0, 1000),
+)
+
+
+def made(count: int, *, safe: bool = True) -> list[Kept]:
+    """Steps 0, 10, 20, ... of 100 bytes each, a second apart."""
+    return [
+        Kept(f"step-{n * 10}", n * 10, 100, NOW - (count - n) * 10**9, safe) for n in range(count)
+    ]
+
+
+def gone(given: Rules, kept: list[Kept]) -> list[str]:
+    return sorted(v.checkpoint.root for v in judge(given, kept, NOW) if v.goes)
+
+
+@given(rules, checkpoints)
+def test_only_what_is_safe_goes_and_the_newest_safe_one_stays(
+    given_rules: Rules, kept: list[Kept]
+) -> None:
+    verdicts = judge(given_rules, kept, NOW)
+    assert {v.checkpoint for v in verdicts} == set(kept)
+    assert len(verdicts) == len(kept)
+    leaving = [v.checkpoint for v in verdicts if v.goes]
+    assert all(each.safe for each in leaving)
+    assert all(v.reason for v in verdicts if v.goes)
+    safe = [each for each in kept if each.safe]
+    if safe:
+        assert [each for each in safe if each not in leaving], "nothing to start again from"
+
+
+@given(rules, checkpoints)
+def test_judging_again_changes_nothing(given_rules: Rules, kept: list[Kept]) -> None:
+    first = judge(given_rules, kept, NOW)
+    rest = [v.checkpoint for v in first if not v.goes]
+    assert not any(v.goes for v in judge(given_rules, rest, NOW))
+
+
+def test_no_rule_keeps_all() -> None:
+    assert not Rules().any
+    assert Rules(every=5).any is False
+    assert gone(Rules(), made(5)) == []
+
+
+def test_the_newest_are_kept() -> None:
+    assert gone(Rules(newest=2), made(5)) == ["step-0", "step-10", "step-20"]
+
+
+def test_every_so_many_steps_one_is_kept_for_ever() -> None:
+    assert gone(Rules(newest=1, every=20), made(5)) == ["step-10"]
+
+
+def test_as_many_as_fit() -> None:
+    assert gone(Rules(nbytes=250), made(5)) == ["step-0", "step-10", "step-20"]
+    assert gone(Rules(nbytes=10), made(3)) == ["step-0", "step-10"], "the newest stays"
+
+
+def test_young_ones_are_kept() -> None:
+    assert gone(Rules(age_ns=int(2.5e9)), made(4)) == ["step-0", "step-10"]
+
+
+def test_what_the_next_tier_lacks_is_kept_and_said() -> None:
+    kept = [*made(3, safe=False), Kept("step-99", 99, 1, NOW, True)]
+    verdicts = judge(Rules(newest=1), kept, NOW)
+    assert not any(v.goes for v in verdicts)
+    assert "the next tier lacks part of it" in verdicts[-1].reason

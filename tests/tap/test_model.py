@@ -1,0 +1,42 @@
+"""The tap's C code against a model of the kernel, under sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Harness = Callable[[str], Path]
+MEMORY = "address,undefined"
+
+
+def run(program: Path, *args: object) -> str:
+    done = subprocess.run(
+        [program, *map(str, args)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tables_agree_with_arrays(harness: Harness, seed: int) -> None:
+    run(harness(MEMORY), "tables", seed, 50_000)
+
+
+@pytest.mark.parametrize("sanitizers", [MEMORY, "thread"])
+def test_malformed_messages_do_no_harm(harness: Harness, sanitizers: str) -> None:
+    run(harness(sanitizers), "malformed", 3, 20_000)
+
+
+def test_kills_under_a_memory_checker(harness: Harness) -> None:
+    run(harness(MEMORY), "kills", 4, 50)
+
+
+def test_no_kill_confuses_the_handle_table_or_leaks_an_id(harness: Harness) -> None:
+    """Handles and backing ids against the kernel's own view after each kill, some of them during
+    the takeover from the one before."""
+    out = run(harness(""), "kills", 5, 500)
+    print(out)
+    assert "500 kills" in out
