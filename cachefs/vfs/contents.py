@@ -445,7 +445,6 @@ class Contents:
         self._meta.generations.remove(row.gen)
         if row.grows:
             return  # The cache file is another generation's.
-
         self._meta.db.after_commit(lambda: self.leave(device, row.file))
 
     def remove(self, device: CacheDevice, file: int) -> None:
@@ -469,6 +468,7 @@ class Contents:
             changed = ExtentSet.unpack(gen.dirty).union(ExtentSet.unpack(gone.dirty))
             if gone.size < gen.size:
                 changed.add(gone.size, gen.size)
+            changed.clip(gen.size)
             gen.base, gen.dirty = gone.base, changed.pack()
             self._meta.generations.save(gen)
 

@@ -126,6 +126,21 @@ def test_a_file_cut_short_and_grown_again(mounted: MountFactory, bucket: Any, fa
 
 
 @pytest.mark.timeout(120)
+def test_cut_short_after_a_change_further_on(
+    mounted: MountFactory, bucket: Any, faults: Any
+) -> None:
+    """The version with the change never got into the store: the next one has nothing of it."""
+    mount = mounted(bucket, endpoint=faults.endpoint, options={**ROOM, "flush.settle": "2s"})
+    file = new_object(mount, 48)
+    faults.forget()
+    overwrite(file, 40 * MIB, b"beyond the cut")
+    os.truncate(file, 30 * MIB)
+    mount.wait()
+    assert faults.counts()["bytes_in"] <= 6 * MIB
+    assert bucket.sha256(KEY) == digest(file)
+
+
+@pytest.mark.timeout(120)
 def test_attributes_alone_send_nothing(mounted: MountFactory, bucket: Any, faults: Any) -> None:
     mount = mounted(bucket, endpoint=faults.endpoint, options=ROOM)
     file = new_object(mount, 32)

@@ -35,17 +35,24 @@ def stream(path: str, seconds: float) -> tuple[int, float]:
 
 
 def save_many(directory: str, seconds: float) -> int:
-    """Create, write, rename and remove files; returns how many are left."""
+    """Create, write, rename and remove files; returns how many are left.
+
+    From inside the directory: by its path it would find what lies below a mount that ended.
+    """
     end = time.monotonic() + seconds
     number = 0
-    while time.monotonic() < end:
-        path = Path(directory, f"f{number}.tmp")
-        path.write_bytes(b"x" * 5000)
-        path.rename(path.with_suffix(".bin"))
-        if number % 3 == 2:
-            Path(directory, f"f{number - 1}.bin").unlink()
-        number += 1
-        time.sleep(0.01)
+    os.chdir(directory)
+    try:
+        while time.monotonic() < end:
+            path = Path(f"f{number}.tmp")
+            path.write_bytes(b"x" * 5000)
+            path.rename(path.with_suffix(".bin"))
+            if number % 3 == 2:
+                Path(f"f{number - 1}.bin").unlink()
+            number += 1
+            time.sleep(0.01)
+    finally:
+        os.chdir("/")
     return number - number // 3
 
 
