@@ -87,7 +87,8 @@ class Committer:
                     arguments["if_match"] = known.etag if known else None
                 scope.shield = True
                 try:
-                    info: ObjectInfo = await self._client.send(method, sends=sends, **arguments)
+                    with self._queue.under_way.sending(key):
+                        info: ObjectInfo = await self._client.send(method, sends=sends, **arguments)
                 except Contradiction:
                     self._contradictions[key] += 1
                     raise

@@ -14,6 +14,7 @@ from typing import TypeVar
 import trio
 
 from cachefs.failpoints import Change
+from cachefs.flush.underway import UnderWay
 from cachefs.meta import Meta
 from cachefs.meta.rows import DentryRow, EffectRow
 from cachefs.model.effects import (
@@ -71,6 +72,7 @@ class PendingEffects:
         self.on_standing: Callable[[EffectRow, str], None] = lambda row, key: None
         """Called with each effect that is queued or has another key than before, and the key."""
         self._wake = trio.Event()
+        self.under_way = UnderWay(self.kick)
         self._busy: dict[int, Callable[[], None]] = {}
         self._hurried: set[int] = set()
         self.settles = True
@@ -339,7 +341,8 @@ class PendingEffects:
         return min(row.queued_ns + self._settle_ns, row.first_ns + self._settle_max_ns)
 
     def committable(self) -> Iterator[EffectRow]:
-        """Effects that the order law lets become visible now, in order, busy ones left out.
+        """Effects that the order law lets become visible now, in order, without busy ones and those
+        whose key has a request under way.
 
         Invalid after any change of the queue; stopping early costs nothing.
         """
@@ -347,6 +350,8 @@ class PendingEffects:
         return (row for row in rows if not self._is_gated(row))
 
     def _is_gated(self, row: EffectRow) -> bool:
+        if self._order.get(row.id).key in self.under_way:
+            return True
         barrier = row.klass == EffectClass.BARRIER and row.kind != EffectKind.UNPUBLISH
         return barrier and not self.may_pass(row)
 

@@ -403,13 +403,23 @@ class Publisher(Committer):
         self._queue.relocated(effect, source.key, row)
 
     async def unpublish(self, effects: list[EffectRow]) -> dict[int, Exception]:
-        """Delete keys in one request; returns what failed, by effect."""
-        keys = {effect.key: effect for effect in effects if effect.key is not None}
-        for key in [key for key in keys if self._queue.is_shown(key)]:
-            self._queue.cancel(keys.pop(key))
-        if not keys:
-            return {}
-        failures = await self._client.call("delete", keys=list(keys))
+        """Delete keys in one request; returns what failed, by effect.
+
+        Its turn may take long to come: what is to be deleted then is decided then.
+        """
+        async with self._client.turn(""):
+            keys = {effect.key or "": effect for effect in effects if self._is_met(effect)}
+            if not keys:
+                return {}
+            failures = await self._client.send("delete", keys=list(keys))
         failed = {self._client.relative(key): error for key, error in failures.items()}
         self._queue.unpublished(effect for key, effect in keys.items() if key not in failed)
         return {keys[key].id: error for key, error in failed.items() if key in keys}
+
+    def _is_met(self, deletion: EffectRow) -> bool:
+        """Whether a key is to be deleted now: nothing on its way there would come out after it. One
+        that shows a name again is not to be deleted at all."""
+        key = deletion.key or ""
+        if self._queue.is_shown(key):
+            self._queue.cancel(deletion)
+        return key not in self._queue.under_way and self._queue.may_commit(deletion.id)

@@ -27,6 +27,7 @@ class _LateJobs(MemoryJobs):
 
     async def call(self, method: str, /, **arguments: Any) -> Any:
         if method in self._place.early:
+            self._place.held.append(method)
             await self._place.early[method].wait()
         result = await super().call(method, **arguments)
         if method in self._place.late:
@@ -47,6 +48,8 @@ class Place:
         """Methods whose requests take effect, but are answered only once the event is set."""
         self.early: dict[str, trio.Event] = {}
         """Methods whose requests are on their way until the event is set."""
+        self.held: list[str] = []
+        """Methods of the requests that were held back so."""
 
     def choose(self, method: str, arguments: dict[str, Any]) -> Fault | None:
         self.requests.append((method, str(arguments.get("key") or arguments.get("dst") or "")))
@@ -60,7 +63,11 @@ class Place:
     async def mounted(self, latency: float = 0.05, boot: str = "boot 1") -> AsyncIterator[World]:
         jobs = _LateJobs(self, latency)
         async with World.running(self.directory, self.store, jobs, boot) as world:
-            yield world
+            try:
+                yield world
+            finally:  # No request that shows something is ever abandoned: it would wait for ever.
+                for event in (*self.early.values(), *self.late.values()):
+                    event.set()
 
     def count(self, method: str) -> int:
         return sum(name == method for name, _ in self.requests)
