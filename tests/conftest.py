@@ -41,6 +41,7 @@ def _folder(item: pytest.Item) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """The markers of these tests."""
     config.addinivalue_line("markers", "needs(*programs): skipped when a program is missing")
+    config.addinivalue_line("markers", "real_starts: no process of its mounts is forked")
     config.addinivalue_line("markers", "either_lane: one lane will do unless lanes are chosen")
     settings.register_profile("shared machine", deadline=None)
     settings.load_profile("shared machine")
@@ -244,6 +245,7 @@ def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
 
 @pytest.fixture
 def mounted(
+    request: pytest.FixtureRequest,
     lane: str,
     make_mount: Callable[..., Any],
     after_mounts: contextlib.ExitStack,
@@ -261,6 +263,8 @@ def mounted(
     ) -> Mount:
         mount: Mount
         mount, made = make_mount(store, **{"lane": lane, **kinds})
+        if any(map(request.node.get_closest_marker, ("real_starts", "soak", "bench"))):
+            mount.env["CACHEFS_TEST_STARTS"] = "real"
         mount.allowed_log.extend(allow)
         mounts.append(mount)
         for folder in made:

@@ -15,5 +15,7 @@ set_up demo test
 install_torch
 case " $* " in *frameworks_all*) install_frameworks ;; esac
 cd "$CHECKOUT"
+# Every process of the product would compile its code again: 0.3 s each, and there are thousands.
+unset PYTHONDONTWRITEBYTECODE
 [ $# -gt 0 ] || set -- -n 3 --dist loadgroup
 exec "$VENV/bin/python" -m pytest "$@"

@@ -1,9 +1,11 @@
 """The command line without starting Python for every command.
 
-Half of a mount's processor time is the import of the command line's libraries, and the tests mount
-hundreds of times. So a process that has imported them forks for each command; what runs is the same
-code, in a process of its own with its own environment, session and descriptors. (Starting the real
-thing is tested in tests/cli, tests/demo and tests/lifecycle.)
+Most of a mount's processor time is the import of libraries, and the tests mount hundreds of times.
+So a process that has imported them forks for each command, and what the command starts (supervisor,
+daemon, movers) is forked as well (`tests.support.forking`); what runs is the same code, in a
+process of its own with its own environment, session and descriptors. Starting the real thing is
+tested in tests/cli, tests/demo and tests/lifecycle, in long runs and where speed is measured; with
+CACHEFS_TEST_STARTS=real everywhere.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from typing import IO, Any
+
+from tests.support import forking
 
 _PRELOADED = ("launch", "mount", "output", "resolve", "status", "upgrade", "wait")
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
@@ -44,8 +48,9 @@ class Server:
 
     def _start(self, env: dict[str, str]) -> None:
         self._owner = os.getpid()
+        env = {name: value for name, value in env.items() if name not in forking.early(env)}
         self._address = os.path.join(self._folder.name, f"socket.{self._owner}")
-        command = [sys.executable, "-m", "tests.support.commands", self._address]
+        command = [sys.executable, "-m", "tests.support.commands", self._address, forking.PADDING]
         self._process = subprocess.Popen(
             command, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
@@ -102,6 +107,7 @@ def serve(address: str) -> None:
 
     for name in _PRELOADED:
         importlib.import_module(f"cachefs.cli.{name}")
+    forking.preload()
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(address)
@@ -149,6 +155,8 @@ def _become(told: dict[str, Any], fds: Sequence[int]) -> None:
         sys.argv = ["cachefs", *told["words"]]
         from cachefs.cli import main
 
+        if os.environ.get("CACHEFS_TEST_STARTS") != "real":
+            forking.install()
         code = main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
