@@ -82,7 +82,7 @@ def plain(work: Path) -> Iterator[tuple[Path, int]]:
         process.wait(30)
 
 
-def _cpu(pid: int) -> float:
+def cpu(pid: int) -> float:
     """Seconds of processor time so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -92,14 +92,14 @@ def turn(tool: str, mountpoint: Path, pid: int, number: int, files: int) -> Turn
     """One round."""
     folder, data = mountpoint / f"round-{number}", bytes(SIZE)
     folder.mkdir()
-    used, began = _cpu(pid), time.perf_counter()
+    used, began = cpu(pid), time.perf_counter()
     for each in range(files):
         fd = os.open(f"{folder}/file-{each:05}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         os.write(fd, data)
         os.close(fd)
     took = time.perf_counter() - began
     time.sleep(_SETTLED)
-    return Turn(tool, files / took, (_cpu(pid) - used) / files * 1e6, os.getloadavg()[0])
+    return Turn(tool, files / took, (cpu(pid) - used) / files * 1e6, os.getloadavg()[0])
 
 
 def run(rounds: int, files: int, tools: Sequence[str]) -> Iterator[Turn]:

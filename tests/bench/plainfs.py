@@ -1,7 +1,7 @@
 """A minimal pass-through filesystem on pyfuse3: what Python can do at best.
 
-Run as a program: `plainfs.py SOURCE MOUNTPOINT`. Just enough to make, write and stat files: a path
-for each inode, a descriptor for each handle, one system call or two for each request.
+Run as a program: `plainfs.py SOURCE MOUNTPOINT`. Just enough to make, write, read and remove files:
+a path for each inode, a descriptor for each handle, one system call or two for each request.
 """
 
 from __future__ import annotations
@@ -63,11 +63,21 @@ class Plain(pyfuse3.Operations):  # type: ignore[misc, unused-ignore]
         fd = os.open(path, flags | os.O_CREAT, mode)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(fd)), self._entry(os.fstat(fd), path)
 
+    async def open(self, inode: int, flags: int, ctx: Any) -> pyfuse3.FileInfo:
+        fd = os.open(self._paths[inode], flags & ~os.O_CREAT)
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(fd))
+
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        return os.pread(fh, size, off)
+
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         return os.pwrite(fh, buf, off)
 
     async def release(self, fh: int) -> None:
         os.close(fh)
+
+    async def unlink(self, parent: int, name: bytes, ctx: Any) -> None:
+        os.unlink(self._at(parent, name))
 
     async def forget(self, inode_list: Any) -> None:
         for inode, _ in inode_list:
