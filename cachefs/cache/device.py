@@ -100,7 +100,8 @@ class CacheDevice:
             _fsync_directory(str(self.directory.parent))
             reach(Point.DEVICE_AFTER_SYNC)
         self._fs_type = system.filesystem_type(self.directory)
-        self._is_ram = self.kind is DeviceKind.RAM
+        self.in_memory = self.kind is DeviceKind.RAM
+        """Reading waits for no disk."""
         self.fine_times = system.has_fine_times(self._files)
         status = self.directory.stat()
         self._identity = (status.st_dev, status.st_ino)
@@ -169,7 +170,7 @@ class CacheDevice:
         The device has answered quickly of late.
         """
         quick = self._heartbeat.quick
-        return self.healthy if self._is_ram else quick  # memory never stalls, processors do
+        return self.healthy if self.in_memory else quick  # memory never stalls, processors do
 
     @property
     def stalled(self) -> bool:

@@ -83,6 +83,7 @@ def _stalled(services: Services, summary: Summary) -> int:
 
 def snapshot(services: Services, troubles: Troubles) -> Snapshot:
     """The gauges of the metrics."""
+    services.files.note_changes()
     census = take(services)
     restraint = services.restraint
     return Snapshot(

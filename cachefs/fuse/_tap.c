@@ -289,6 +289,33 @@ static PyObject *py_set_budget(PyObject *self, PyObject *args)
     return put(&tap.budgets, args);
 }
 
+static PyObject *py_set_reader(PyObject *self, PyObject *args)
+{
+    unsigned long long fh;
+    int fd, in_memory;
+    uint64_t ignored;
+    bool done = true;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Kip", &fh, &fd, &in_memory))
+        return NULL;
+    TAP_LOCK();
+    if (fd < 0)
+        map_take(&tap.readers, fh, &ignored);
+    else
+        done = map_put(&tap.readers, fh, (uint64_t)fd << 1 | (in_memory ? 1 : 0));
+    TAP_UNLOCK();
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_take_read(PyObject *self, PyObject *args)
+{
+    (void)self, (void)args;
+    return PyLong_FromUnsignedLongLong(__atomic_exchange_n(&tap.read_bytes, 0, __ATOMIC_RELAXED));
+}
+
 static PyObject *py_drop_handle(PyObject *self, PyObject *args)
 {
     unsigned long long fh;
@@ -301,6 +328,7 @@ static PyObject *py_drop_handle(PyObject *self, PyObject *args)
     map_take(&tap.passthrough, fh, &ignored);
     map_take(&tap.files, fh, &ignored);
     map_take(&tap.budgets, fh, &ignored);
+    map_take(&tap.readers, fh, &ignored);
     TAP_UNLOCK();
     Py_RETURN_NONE;
 }
@@ -363,6 +391,8 @@ static PyMethodDef methods[] = {
     {"set_listing", py_set_listing, METH_VARARGS, "(fh, keep)"},
     {"set_handle_fd", py_set_handle_fd, METH_VARARGS, "(fh, fd)"},
     {"set_budget", py_set_budget, METH_VARARGS, "(fh, bytes)"},
+    {"set_reader", py_set_reader, METH_VARARGS, "(fh, fd or -1, is it in memory?)"},
+    {"take_read", py_take_read, METH_NOARGS, "() -> bytes read since the last call"},
     {"drop_handle", py_drop_handle, METH_VARARGS, "(fh)"},
     {"open_handles", py_open_handles, METH_NOARGS, "() -> [(fh, nodeid, flags, dir, passthrough)]"},
     {"inflight", py_inflight, METH_NOARGS, "() -> [(unique, opcode, nodeid, charge)]"},

@@ -79,6 +79,13 @@ struct fallocate_in {
     uint32_t mode, padding;
 };
 
+struct read_in {
+    uint64_t fh, offset;
+    uint32_t size, read_flags;
+    uint64_t lock_owner;
+    uint32_t flags, padding;
+};
+
 struct write_in {
     uint64_t fh, offset;
     uint32_t size, write_flags;
@@ -246,6 +253,8 @@ struct tap {
     struct map passthrough, files; /* fh -> backing id, fh -> fd */
     struct map listings;           /* fh of a directory -> open flags */
     struct map budgets;            /* fh -> bytes that are written here */
+    struct map readers;            /* fh -> fd that is read here; lowest bit: it is in memory */
+    uint64_t read_bytes;           /* ... since Python asked last */
     struct map waiting;            /* requests with Python that may see or change names */
     struct map watched, unbacked;  /* nodeid -> counters, nodeid -> handles without their id */
     uint64_t counts[OP_MAX], unrecorded;
@@ -280,20 +289,24 @@ void tap_record(const struct in_header *header, const char *body, size_t body_le
 ssize_t tap_answer(uint64_t unique, int error);
 ssize_t tap_answer_with(uint64_t unique, const void *body, size_t len);
 
-/* What becomes of a request: libfuse sees it, or it is answered later, at once, or once written. */
-enum fate { FATE_PASSED, FATE_TAKEN, FATE_ANSWERED, FATE_WRITTEN };
+/* What becomes of a request: libfuse sees it, or it is answered later, at once, or served here. */
+enum fate { FATE_PASSED, FATE_TAKEN, FATE_ANSWERED, FATE_SERVED };
 
 /* _tap_brief.c. Lock held. */
 enum fate tap_brief_fate(const struct in_header *header, const char *body, size_t len, int *error);
 void tap_event(uint32_t kind, uint64_t fh, uint32_t mode, uint64_t offset, uint64_t length);
 
-struct small_write {
+/* _tap_data.c. The first with the lock held, the second without it. */
+struct data_call {
+    uint32_t opcode;
     int fd;
-    struct write_in in;
+    bool in_memory; /* reading waits for no disk */
+    struct read_in read;
+    struct write_in write;
     const char *data;
 };
-enum fate tap_accept_write(const char *body, size_t len, struct small_write *write);
-bool tap_small_write(uint64_t unique, const struct small_write *write);
+enum fate tap_accept_data(uint32_t opcode, const char *body, size_t len, struct data_call *call);
+bool tap_serve_data(uint64_t unique, const struct data_call *call);
 
 /* _tap_small.c. The first without the lock, the last with it. */
 bool small_serve(const struct in_header *header, const char *body, size_t len);

@@ -1,5 +1,4 @@
-/* Requests that need no answer from Python: FLUSH, FORGET, GETXATTR of capabilities, and the
- * first bytes of a new file. */
+/* Requests that need no answer from Python: FLUSH, FORGET and GETXATTR of capabilities. */
 #include "_tap.h"
 
 #include <errno.h>
@@ -56,37 +55,4 @@ enum fate tap_brief_fate(const struct in_header *header, const char *body, size_
         tap_event(EVENT_FLUSHED, fh, 0, 0, 0);
     mark_closed(fh);
     return FATE_ANSWERED;
-}
-
-/* Called with the lock held. A handle has a budget while its file is new, in the tracked lane, and on
- * a device that does not make anybody wait: all that Python would do of its own for such a write is
- * to look at the cache file's size, which it does in any case. */
-enum fate tap_accept_write(const char *body, size_t len, struct small_write *write)
-{
-    uint64_t budget, fd;
-
-    if (len < sizeof write->in)
-        return FATE_PASSED;
-    memcpy(&write->in, body, sizeof write->in);
-    if (!map_get(&tap.budgets, write->in.fh, &budget) || write->in.size > budget
-        || write->in.size != len - sizeof write->in || write->in.offset > INT64_MAX
-        || !map_get(&tap.files, write->in.fh, &fd))
-        return FATE_PASSED;
-    if (!map_put(&tap.budgets, write->in.fh, budget - write->in.size))
-        return FATE_PASSED;
-    write->fd = (int)fd;
-    write->data = body + sizeof write->in;
-    return FATE_WRITTEN;
-}
-
-/* Called without the lock. False: it did not work out, and Python is to do it again and to say why. */
-bool tap_small_write(uint64_t unique, const struct small_write *write)
-{
-    struct write_out out = {.size = write->in.size};
-
-    if (pwrite(write->fd, write->data, write->in.size, (off_t)write->in.offset)
-        != (ssize_t)write->in.size)
-        return false;
-    tap_answer_with(unique, &out, sizeof out);
-    return true;
 }

@@ -168,7 +168,7 @@ bool tap_admit(char *data, size_t *len)
     struct in_header header;
     const char *body = data + sizeof header;
     enum fate fate = FATE_PASSED;
-    struct small_write small;
+    struct data_call call;
     int error = 0;
 
     memcpy(&header, data, sizeof header);
@@ -181,8 +181,8 @@ bool tap_admit(char *data, size_t *len)
         tap_record(&header, body, *len - sizeof header, true);
     if (header.opcode == OP_FALLOCATE)
         fate = tap_fallocate(data, len, &error);
-    else if (header.opcode == OP_WRITE)
-        fate = tap_accept_write(body, *len - sizeof header, &small);
+    else if (header.opcode == OP_READ || header.opcode == OP_WRITE)
+        fate = tap_accept_data(header.opcode, body, *len - sizeof header, &call);
     else
         fate = tap_brief_fate(&header, body, *len - sizeof header, &error);
     memcpy(&header, data, sizeof header);
@@ -191,13 +191,13 @@ bool tap_admit(char *data, size_t *len)
     TAP_UNLOCK();
     if (fate == FATE_ANSWERED)
         tap_answer(header.unique, error);
-    if (fate == FATE_WRITTEN && !tap_small_write(header.unique, &small))
+    if (fate == FATE_SERVED && !tap_serve_data(header.unique, &call))
         fate = FATE_PASSED;
     if (fate == FATE_PASSED && !small_serve(&header, body, *len - sizeof header))
         note_passed(&header);
     else if (fate == FATE_PASSED)
-        fate = FATE_WRITTEN;
-    tap.answered = fate == FATE_ANSWERED || fate == FATE_WRITTEN;
+        fate = FATE_SERVED;
+    tap.answered = fate == FATE_ANSWERED || fate == FATE_SERVED;
     return fate == FATE_PASSED;
 }
 
@@ -371,6 +371,7 @@ static void finish_release(const struct reply *reply)
     if (!dir) {
         map_take(&tap.files, reply->request.fh, &fd);
         map_take(&tap.budgets, reply->request.fh, &fd);
+        map_take(&tap.readers, reply->request.fh, &fd);
     }
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -18,8 +19,18 @@ log = structlog.get_logger("cachefs.fuse")
 _REMEMBERED = 100_000
 _SHARE = 16
 """Budgets take one part in so many of the cache at most: files that stay open keep theirs."""
-_SMALL = 64 << 10
-"""Bytes of a new file that are written without a word of Python: a small file's, all of them."""
+_FIRST, _LARGEST = 64 << 10, 16 << 20
+"""Bytes of a new file that are written without a word of Python: all of a small file's, and of a
+large one's more each time that Python is asked."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Bytes promised to a handle in the tracked lane, on account of a ledger."""
+
+    ledger: SpaceLedger
+    nbytes: int
+    withdrawn: bool = False
 
 
 class PassthroughLanes:
@@ -37,7 +48,8 @@ class PassthroughLanes:
         self._headroom = headroom
         self._largest: dict[int, int] = {}
         self._coherent: set[int] = set()
-        self._budgets: dict[int, SpaceLedger] = {}
+        self._budgets: dict[int, _Budget] = {}
+        self._promised = 0
 
     def wants(self, mode: int, flags: int) -> bool:
         """See `LaneKeeper`."""
@@ -115,6 +127,12 @@ class PassthroughLanes:
         """See `LaneKeeper`."""
         self._tap.set_handle_fd(handle.fh, handle.inode.fd)
 
+    def now_readable(self, handle: Handle) -> None:
+        """See `LaneKeeper`."""
+        opened = handle.inode
+        if opened.lane is Lane.TRACKED and opened.fill is None:
+            self._tap.set_reader(handle.fh, opened.fd, opened.device.in_memory)
+
     def announce(self, handle: Handle) -> bool:
         """Tell the tap of a handle before its open is answered; whether the kernel may keep pages.
 
@@ -125,6 +143,7 @@ class PassthroughLanes:
             self._tap.set_handle_fd(handle.fh, opened.fd)
             if opened.unasked and opened.lane is Lane.TRACKED:
                 self._give_budget(handle)
+        self.now_readable(handle)
         if opened.lane is Lane.PASSTHROUGH:
             backing = self._tap.backing_for(opened.ino)
             if backing is not None:
@@ -138,12 +157,35 @@ class PassthroughLanes:
 
     def _give_budget(self, handle: Handle) -> None:
         ledger = self._ledgers[handle.inode.gen.device]
-        if handle.synchronous or handle.fh in self._budgets or not handle.inode.device.direct_ok:
+        if not handle.synchronous and handle.fh not in self._budgets:
+            self._budgets[handle.fh] = budget = _Budget(ledger, 0)
+            self._promise(handle, budget, _FIRST)
+
+    def _promise(self, handle: Handle, budget: _Budget, nbytes: int) -> None:
+        ledger, share = budget.ledger, budget.ledger.limit // _SHARE
+        if self._promised + nbytes > share or not handle.inode.device.direct_ok:
             return
-        promised = (len(self._budgets) + 1) * _SMALL
-        if promised <= ledger.limit // _SHARE and ledger.try_admit(_SMALL):
-            self._budgets[handle.fh] = ledger
-            self._tap.set_budget(handle.fh, _SMALL)
+        if ledger.try_admit(nbytes):
+            budget.nbytes = nbytes
+            self._promised += nbytes
+            self._tap.set_budget(handle.fh, nbytes)
+
+    def _settle(self, budget: _Budget) -> None:
+        budget.ledger.settle(budget.nbytes, 0)
+        self._promised -= budget.nbytes
+        budget.nbytes = 0
+
+    def used_up(self, handle: Handle) -> bool:
+        """See `LaneKeeper`."""
+        budget = self._budgets.get(handle.fh)
+        return budget is not None and not budget.withdrawn
+
+    def renew(self, handle: Handle) -> None:
+        """See `LaneKeeper`."""
+        budget = self._budgets[handle.fh]
+        wanted = min(4 * budget.nbytes or _FIRST, _LARGEST)
+        self._settle(budget)
+        self._promise(handle, budget, wanted)
 
     def keep(self, ino: int) -> None:
         """See `LaneKeeper`."""
@@ -151,11 +193,17 @@ class PassthroughLanes:
 
     def closed(self, handle: Handle) -> None:
         """See `LaneKeeper`."""
-        ledger = self._budgets.pop(handle.fh, None)
-        if ledger is not None:
-            ledger.settle(_SMALL, 0)
+        budget = self._budgets.pop(handle.fh, None)
+        if budget is not None:
+            self._settle(budget)
 
     def withdraw(self, handle: Handle) -> None:
         """See `LaneKeeper`."""
-        if handle.fh in self._budgets:
+        budget = self._budgets.get(handle.fh)
+        if budget is not None:
+            budget.withdrawn = True
             self._tap.set_budget(handle.fh, 0)
+
+    def take_read(self) -> int:
+        """See `LaneKeeper`."""
+        return self._tap.take_read()

@@ -249,6 +249,11 @@ class Tap:
         `keep`: what it has kept of it before as well. Before its opendir is answered."""
         self.set_budget = _tap.set_budget
         """(fh, bytes): so much may be written to that file without asking; 0: nothing any more."""
+        self.set_reader = _tap.set_reader
+        """(fh, fd, in_memory): what the page cache has of that file is read without asking, all of
+        it where it is in memory anyway; fd -1: nothing any more. Forgotten as the above."""
+        self.take_read = _tap.take_read
+        """() -> bytes read so since the last call."""
         self.drop_handle = _tap.drop_handle
         """(fh): forget all of the above, for an open that fails after all."""
         self.open_backing = _tap.backing_open

@@ -186,7 +186,9 @@ class Files:
 
     async def read(self, fh: int, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset` on, fewer at the end of the file."""
-        data = await self._read(self.handle(fh).inode, offset, size)
+        handle = self.handle(fh)
+        data = await self._read(handle.inode, offset, size)
+        self._lanes.now_readable(handle)
         self.on_read(len(data))
         return data
 
@@ -233,7 +235,7 @@ class Files:
         opened.wrote(offset, end)
         opened.seen += len(data)
         self.on_written(Lane.TRACKED, len(data))
-        self._account_growth(opened, len(data))
+        self._account_growth(handle, len(data))
         if handle.synchronous:
             await self._sync(opened)
         return len(data)
@@ -243,13 +245,17 @@ class Files:
         self._namespace.kill_privileges(ino)
         self.mode_changed(ino)
 
-    def _account_growth(self, opened: OpenInode, written: int) -> None:
+    def _account_growth(self, handle: Handle, written: int) -> None:
         """Count growth now and then; sealing corrects it. Asking for each write would cost more
         than the small ones themselves."""
+        opened = handle.inode
         opened.uncounted += written
-        if opened.uncounted >= _COUNT_EVERY:
+        more = self._lanes.used_up(handle)
+        if more or opened.uncounted >= _COUNT_EVERY:
             opened.uncounted = 0
             self._contents.account(opened)
+        if more:
+            self._lanes.renew(handle)
 
     async def _make_room(self, ledger: SpaceLedger, nbytes: int) -> None:
         if self._wait_when_full:
@@ -303,7 +309,9 @@ class Files:
         self._close(fh)
 
     def note_changes(self) -> None:
-        """Take in what the kernel's requests changed without passing here."""
+        """Take in what the kernel's requests did without passing here."""
+        if read := self._lanes.take_read():
+            self.on_read(read)
         for change in self._lanes.changes():
             handle = self.table.handles.get(change.fh)
             if change.abandoned:

@@ -59,14 +59,27 @@ class LaneKeeper(Protocol):
     def now_writable(self, handle: Handle) -> None:
         """The handle's generation is open for writing: fallocate may work on its cache file."""
 
+    def now_readable(self, handle: Handle) -> None:
+        """Bytes may be read without asking if the cache file holds all of the object's."""
+
     def keep(self, ino: int) -> None:
         """The kernel's pages of a file that was written without being announced are good."""
 
     def closed(self, handle: Handle) -> None:
         """A handle is gone, in whatever lane."""
 
+    def used_up(self, handle: Handle) -> bool:
+        """Whether a write came here because what may be written without asking is used up, and more
+        may be given (`renew`)."""
+
+    def renew(self, handle: Handle) -> None:
+        """More may be written without asking; what was written so far is accounted for."""
+
     def withdraw(self, handle: Handle) -> None:
         """Every write to the handle is to be asked for from now on."""
+
+    def take_read(self) -> int:
+        """Bytes that were read without asking since the last call."""
 
     def resume_writer(self, device: CacheDevice, file: int, parent: int) -> None:
         """Reserve again for a writer that a dead daemon had admitted, as far as there is room."""
@@ -100,14 +113,28 @@ class TrackedOnly:
         """Nothing was reserved."""
         return None
 
+    def now_readable(self, handle: Handle) -> None:
+        """Nobody asks."""
+
     def keep(self, ino: int) -> None:
         """Nothing was granted."""
 
     def closed(self, handle: Handle) -> None:
         """Nothing was granted."""
 
+    def used_up(self, handle: Handle) -> bool:
+        """Nothing was granted."""
+        return False
+
+    def renew(self, handle: Handle) -> None:
+        """Nothing is granted."""
+
     def withdraw(self, handle: Handle) -> None:
         """Nothing was granted."""
+
+    def take_read(self) -> int:
+        """None: every read is asked for."""
+        return 0
 
     def resume_writer(self, device: CacheDevice, file: int, parent: int) -> None:
         """Nobody had been admitted."""

@@ -26,18 +26,27 @@ def small_disk(tmp_path: Path, after_mounts: ExitStack) -> Path:
     return place
 
 
+def fill(disk: Path) -> None:
+    """Others take what is left of it."""
+    status = os.statvfs(disk)
+    with open(disk / "others", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize)
+
+
 def test_full_disk(mounted: MountFactory, dir_store: Any, small_disk: Path) -> None:
     """A writer meets ENOSPC and closes: what it wrote is counted, waited for and published."""
     mount = mounted(
         dir_store,
         cache_dirs=[small_disk / "cache"],
-        options={"cache.size": "2GiB", "flush.settle": "200ms"},
+        options={"cache.size": "2GiB", "cache.full": "enospc", "flush.settle": "200ms"},
         allow=("could not be recorded", "disk is full", "wait to be recorded", "stalled", "failed"),
     )
     written = 0
     fd = os.open(mount.path / "w.bin", os.O_WRONLY | os.O_CREAT)
     with pytest.raises(OSError) as caught:
         while written < 2 * SIZE:
+            if written == SIZE // 4:
+                fill(small_disk)
             written += os.write(fd, os.urandom(1 << 20))
     assert caught.value.errno == errno.ENOSPC
     os.close(fd)

@@ -1,4 +1,5 @@
-"""The first bytes of a new file, written without a word of Python: nothing else may tell.
+"""Bytes written to new files and read from cached ones without a word of Python: nothing else may
+tell.
 
 Every program runs on the mount and in a local directory, and the answers must be the same.
 """
@@ -20,12 +21,12 @@ BUDGET = 64 << 10
 tracked = pytest.mark.parametrize("lane", ["tracked"], indirect=True)
 
 
-def python_writes(mount: Mount) -> int:
-    """WRITE requests that a handler saw."""
+def handled(mount: Mount, op: str) -> int:
+    """Requests that a handler saw."""
     address = mount.status()["metrics"]
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
         lines = reply.read().decode().splitlines()
-    wanted = 'cachefs_fuse_request_seconds_count{op="write"} '
+    wanted = f'cachefs_fuse_request_seconds_count{{op="{op}"}} '
     return int(next((float(x[len(wanted) :]) for x in lines if x.startswith(wanted)), 0.0))
 
 
@@ -37,14 +38,52 @@ def both(place: Place) -> Both:
 @tracked
 def test_small_files_cost_no_handler(place: Place) -> None:
     """The kernel sent the writes, no handler saw them, and the bytes are in file and store."""
-    before, watch = python_writes(place.mount), place.watch()
+    before, watch = handled(place.mount, "write"), place.watch()
     for number in range(20):
         (place / f"f{number}").write_bytes(bytes([number]) * 4096)
     assert watch.seen()["WRITE"] == 20
-    assert python_writes(place.mount) == before
+    assert handled(place.mount, "write") == before
     place.durable()
     for number in range(20):
         assert place.store.get(f"f{number}") == bytes([number]) * 4096
+
+
+@tracked
+def test_a_large_file_costs_few_handlers(place: Place) -> None:
+    """Each time that a handler is asked it lets more go by, and all of it is counted."""
+    before, watch = handled(place.mount, "write"), place.watch()
+    with open(place / "f.bin", "wb", buffering=0) as file:
+        file.writelines(bytes([number]) * (1 << 20) for number in range(64))
+        assert place.mount.status()["cache"]["used_bytes"] >= 32 << 20
+    assert watch.seen()["WRITE"] >= 64
+    assert handled(place.mount, "write") - before <= 10
+    place.durable()
+    assert place.store.get("f.bin") == b"".join(bytes([n]) * (1 << 20) for n in range(64))
+
+
+@tracked
+def test_reading_what_is_cached_costs_no_handler(place: Place) -> None:
+    data = os.urandom(3 << 20)
+    (place / "f").write_bytes(data)
+    place.durable()
+    before, watch = handled(place.mount, "read"), place.watch()
+    fd = os.open(place / "f", os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert os.read(fd, 4 << 20) == data
+    assert os.pread(fd, 100, len(data) - 40) == data[-40:]
+    assert watch.seen()["READ"] >= 3
+    assert handled(place.mount, "read") == before
+    with open(place / "f", "r+b") as file:  # another generation, under the open descriptor
+        file.seek(1 << 20)
+        file.write(b"changed")
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert (
+        os.pread(fd, 20, (1 << 20) - 5)
+        == data[(1 << 20) - 5 : 1 << 20] + b"changed" + (data[(1 << 20) + 7 : (1 << 20) + 15])
+    )
+    os.truncate(place / "f", 10)
+    assert os.pread(fd, 20, 0) == data[:10]
+    os.close(fd)
 
 
 @tracked
@@ -103,11 +142,11 @@ def test_a_later_set_user_id_is_cleared(place: Place) -> None:
 
 @tracked
 def test_synchronous_writers_are_asked_for(place: Place) -> None:
-    before = python_writes(place.mount)
+    before = handled(place.mount, "write")
     fd = os.open(place / "f", os.O_WRONLY | os.O_CREAT | os.O_DSYNC)
     os.write(fd, b"x")
     os.close(fd)
-    assert python_writes(place.mount) == before + 1
+    assert handled(place.mount, "write") == before + 1
 
 
 @tracked

@@ -1,0 +1,118 @@
+/* READ and WRITE in the tracked lane that need no word of Python.
+ *
+ * A handle has a reader while its cache file holds all of the object's bytes: what the page cache
+ * has of it is answered here. It has a budget while its file is new, in the tracked lane, and on a
+ * device that does not make anybody wait: all that Python would do of its own for such a write is
+ * to look at the cache file's size, which it does in any case. Python gives a new budget with the
+ * write that exceeds the old one. Whatever does not work out here is Python's to do and to explain.
+ */
+#define _GNU_SOURCE
+#include "_tap.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define LONGEST_READ (1u << 20)
+#define SLOW_NS 100000000 /* as cachefs.cache.heartbeat: a device that takes so long is avoided */
+
+static bool accept_read(const char *body, size_t len, struct data_call *call)
+{
+    uint64_t reader;
+
+    if (len < sizeof call->read)
+        return false;
+    memcpy(&call->read, body, sizeof call->read);
+    if (call->read.size > LONGEST_READ || call->read.offset > INT64_MAX
+        || !map_get(&tap.readers, call->read.fh, &reader))
+        return false;
+    call->fd = (int)(reader >> 1);
+    call->in_memory = reader & 1;
+    return true;
+}
+
+static bool accept_write(const char *body, size_t len, struct data_call *call)
+{
+    uint64_t budget, fd;
+
+    if (len < sizeof call->write)
+        return false;
+    memcpy(&call->write, body, sizeof call->write);
+    if (!map_get(&tap.budgets, call->write.fh, &budget) || call->write.size > budget
+        || call->write.size != len - sizeof call->write || call->write.offset > INT64_MAX
+        || !map_get(&tap.files, call->write.fh, &fd))
+        return false;
+    if (!map_put(&tap.budgets, call->write.fh, budget - call->write.size))
+        return false;
+    call->fd = (int)fd;
+    call->data = body + sizeof call->write;
+    return true;
+}
+
+/* Called with the lock held. */
+enum fate tap_accept_data(uint32_t opcode, const char *body, size_t len, struct data_call *call)
+{
+    call->opcode = opcode;
+    if (opcode == OP_READ)
+        return accept_read(body, len, call) ? FATE_SERVED : FATE_PASSED;
+    return accept_write(body, len, call) ? FATE_SERVED : FATE_PASSED;
+}
+
+/* Whether the file ends where a short read did. */
+static bool is_all(const struct data_call *call, ssize_t got)
+{
+    struct stat status;
+
+    if (got == (ssize_t)call->read.size)
+        return true;
+    return !fstat(call->fd, &status)
+        && (uint64_t)status.st_size <= call->read.offset + (uint64_t)got;
+}
+
+static bool read_now(uint64_t unique, const struct data_call *call)
+{
+    static char *buffer;
+    struct iovec iov = {.iov_len = call->read.size};
+    ssize_t got;
+
+    if (!buffer && !(buffer = aligned_alloc(4096, LONGEST_READ)))
+        return false;
+    iov.iov_base = buffer;
+    got = preadv2(call->fd, &iov, 1, (off_t)call->read.offset, call->in_memory ? 0 : RWF_NOWAIT);
+    if (got < 0 || !is_all(call, got))
+        return false;
+    __atomic_add_fetch(&tap.read_bytes, (uint64_t)got, __ATOMIC_RELAXED);
+    tap_answer_with(unique, buffer, (size_t)got);
+    return true;
+}
+
+/* The device keeps a writer waiting: from now on Python, who knows better ways to wait, is asked. */
+static void end_budgets(void)
+{
+    TAP_LOCK();
+    map_clear(&tap.budgets);
+    TAP_UNLOCK();
+}
+
+static bool write_now(uint64_t unique, const struct data_call *call)
+{
+    struct write_out out = {.size = call->write.size};
+    int64_t began = tap_now();
+    ssize_t done = pwrite(call->fd, call->data, call->write.size, (off_t)call->write.offset);
+
+    if (tap_now() - began > SLOW_NS)
+        end_budgets();
+    if (done != (ssize_t)call->write.size)
+        return false;
+    tap_answer_with(unique, &out, sizeof out);
+    return true;
+}
+
+/* Called without the lock, on the thread that reads requests alone. False: Python is to do it. */
+bool tap_serve_data(uint64_t unique, const struct data_call *call)
+{
+    return call->opcode == OP_READ ? read_now(unique, call) : write_now(unique, call);
+}
