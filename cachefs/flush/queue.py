@@ -9,7 +9,7 @@ Invariants
 - The key to be written is computed when asked for, never stored: a rename before upload costs
   nothing.
 - A key whose object belongs to no entry has a pending unpublish, or a pending publish or relocate
-  of the entry that took the name over.
+  of the entry that took the name over (see `flush.oldkeys`).
 - An effect that is `busy` is in the flusher's hands: it is never superseded, only cancelled.
 """
 
@@ -125,22 +125,6 @@ class EffectQueue(Replaced):
             self._drop(old)
             self._adopt_object(key, dentry)
 
-    def _is_source(self, key: str, dentry: int) -> bool:
-        """Whether the key's object holds what another entry, renamed away from it, shows."""
-        known = self._meta.objects.get(key)
-        return (
-            known is not None
-            and known.dentry not in (None, dentry)
-            and not known.stale
-            and bool(known.etag)
-        )
-
-    def _adopt_object(self, key: str, dentry: int) -> None:
-        known = self._meta.objects.get(key)
-        if known is not None and known.dentry != dentry:
-            known.dentry, known.stale = dentry, 1
-            self._meta.objects.put(known)
-
     def removed(self, dentry: int) -> None:
         """The name is gone: nothing of it is published any more, and what was is deleted."""
         entry = self._meta.dentries.by_id(dentry)
@@ -152,46 +136,24 @@ class EffectQueue(Replaced):
         if awaited:
             self.drop_stale(min(awaited))
         for key in self._meta.objects.forget_dentry(dentry):
-            self._queue_unpublish(key, None, self._number())
+            self.let_go(key, dentry)
 
-    def _bequeath(self, dentry: int, ino: int) -> None:
+    def _bequeath(self, dentry: int, ino: int, *, taken: bool = False) -> None:
         """The object of a name that goes is what another name of the same file has to show: it is
-        copied there first."""
+        copied there first. `taken`: another file has the name now."""
         objects = [row for row in self._meta.objects.of_dentry(dentry) if not row.stale]
         names = [name for name in self._meta.dentries.of_inode(ino) if name.id != dentry]
         if not objects or not names:
             return
         if any(not row.stale for row in self._meta.objects.of_inode(ino) if row.dentry != dentry):
             return  # Another name is shown already.
+        if taken and self._brings_content(names[0]):
+            return  # Nothing is to be copied from what the other file overwrites.
         for row in objects:
             row.dentry = names[0].id
             self._meta.objects.put(row)
-        self._move([names[0].id], self._number())  # What that name waits to show keeps its place.
-
-    def _queue_unpublish(self, key: str, dentry: int | None, number: int) -> None:
-        now = self._clock()
-        pending = self._unpublish.get(key)
-        if pending in self._busy:
-            return  # It goes right now; a second deletion would hit what comes after it.
-        if pending is not None:
-            self._drop(self.effects[pending])
-        klass = self._classify(EffectKind.UNPUBLISH, key, 0)
-        self._insert(
-            EffectRow(
-                0,
-                EffectKind.UNPUBLISH,
-                dentry,
-                None,
-                key,
-                klass,
-                number,
-                number,
-                PENDING,
-                None,
-                now,
-                now,
-            )
-        )
+        # What that name waits to show keeps its place.
+        self._move([names[0].id], self._number(), going=dentry)
 
     def renamed(self, moved: DentryRow, replaced: DentryRow | None = None) -> None:
         """`moved` (as it is now; a directory stands for all below it) has a new name.
@@ -200,7 +162,7 @@ class EffectQueue(Replaced):
         """
         self._drop_replaced(moved)
         if replaced is not None:
-            self._bequeath(replaced.id, replaced.ino)
+            self._bequeath(replaced.id, replaced.ino, taken=True)
             self._take_objects(moved, replaced.id)
         self._move([moved.id, *self._below(moved)])
         if replaced is not None:
@@ -218,10 +180,13 @@ class EffectQueue(Replaced):
             elif key.endswith("/"):  # A marker with another directory's attributes.
                 self.publish(moved, None, 0)
 
-    def _move(self, dentries: list[int], place: int | None = None) -> None:
+    def _move(
+        self, dentries: list[int], place: int | None = None, *, going: int | None = None
+    ) -> None:
         """Renumber what the names' move carries along.
 
-        `place`: the number of the effect that made the object which is to move on.
+        `place`: the number of the effect that made the object which is to move on; `going`: an
+        entry that is about to lose its name.
 
         Data before markers, whether it is copied inside the bucket or still to be uploaded: at
         neither place a marker may stand for data that is not there. The old keys go last.
@@ -240,7 +205,8 @@ class EffectQueue(Replaced):
         if left_behind:
             number = self._number()
             for key, dentry_id in left_behind:
-                self._queue_unpublish(key, dentry_id, number)
+                if self._taker(key, going) is None:
+                    self._queue_unpublish(key, dentry_id, number)
 
     def _below(self, moved: DentryRow) -> list[int]:
         inode = self._meta.inodes.get(moved.ino)
@@ -335,8 +301,7 @@ class EffectQueue(Replaced):
         self._cancel_unpublish(key, dentry.id)
         if any(row.key == key and not row.stale for row in objects):
             return False  # Renamed there and back.
-        effects = self.of_dentry(dentry.id)
-        if any(e.gen is not None and not self._is_of_replaced(e, dentry) for e in effects):
+        if self._brings_content(dentry):
             return False  # The new content goes to the new key.
         return any(not row.stale for row in objects)
 
@@ -354,17 +319,6 @@ class EffectQueue(Replaced):
                 number = row.end
                 self._drop(row)
         return number
-
-    def _cancel_unpublish(self, key: str, dentry: int) -> None:
-        """The key's object belongs to a name again: its own, or one that will overwrite it."""
-        pending = self._unpublish.get(key)
-        if pending is not None and pending not in self._busy:
-            if self._is_source(key, dentry):
-                return  # Another entry's bytes, on their way to its new name.
-            known = self._meta.objects.get(key)
-            self._drop(self.effects[pending])
-            if known is not None and known.dentry != dentry:
-                self._adopt_object(key, dentry)
 
     def _queue_relocate(self, copy: _Copy, number: int) -> None:
         now = self._clock()
@@ -416,6 +370,8 @@ class EffectQueue(Replaced):
             if other.key != row.key and not other.stale:
                 other.stale = 1
                 self._meta.objects.put(other)
+                if other.key not in self._unpublish:
+                    self.let_go(other.key)
 
     def _leave(
         self, effect: EffectRow, dentry: DentryRow, row: ObjectRow, *, goes_on: bool
@@ -439,7 +395,7 @@ class EffectQueue(Replaced):
                 known.dentry = None
                 self._meta.objects.put(known)
                 if source not in self._unpublish:
-                    self._queue_unpublish(source, None, self._number())
+                    self.let_go(source)
             self.published(effect, row)
 
     def unpublished(self, effects: Iterable[EffectRow]) -> None:

@@ -37,6 +37,11 @@ class Replaced(Pointers):
         gen = self._meta.generations.get(effect.gen)  # None: given up while it was on its way.
         return gen is None or gen.ino != dentry.ino
 
+    def _brings_content(self, dentry: DentryRow) -> bool:
+        """Whether a generation of the entry's own file is still to be shown under its name."""
+        effects = self.of_dentry(dentry.id)
+        return any(e.gen is not None and not self._is_of_replaced(e, dentry) for e in effects)
+
     def _drop_replaced(self, moved: DentryRow) -> None:
         """Earlier versions under a name do not go along to another one."""
         for row in self.of_dentry(moved.id):

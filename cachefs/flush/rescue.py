@@ -71,6 +71,8 @@ class Rescue:
         with self._meta.transaction(Change.RESCUE):
             self._meta.objects.put(replace(moved, etag=info.etag, stale=stale))
             self._meta.objects.put(replace(known, dentry=known.dentry if copies else None, stale=1))
+            if not copies and self._queue.unpublish_of(key) is None:
+                self._queue.let_go(key)
             for each in copies:
                 self._queue.copy_from(each, aside)
             self._queue.refresh(owner)

@@ -310,3 +310,27 @@ def test_an_older_pointer_stays_for_a_marker_beside_it(desk: Desk) -> None:
         ("publish", "model.index.json"),
         ("publish", "latest"),
     ]
+
+
+def test_older_pointers_stay_for_each_other(desk: Desk) -> None:
+    """Two that are rewritten in turn: each stands for the other as it was then."""
+    shard, _ = desk.saved("shard.bin")
+    index, _ = desk.saved("model.index.json")
+    pointer, _ = desk.saved("latest")
+    desk.seal(index)
+    desk.seal(pointer)
+    desk.remove(shard)
+    both = [("publish", "model.index.json"), ("publish", "latest")]
+    assert desk.pending() == both + both
+
+
+def test_older_pointers_go_together(desk: Desk) -> None:
+    """The one stands for the other in its directory, but its older version goes as well."""
+    shard, _ = desk.saved("shard.bin")
+    step = desk.entry("step", mode=stat.S_IFDIR | 0o755)
+    index = desk.entry("model.index.json", step.ino)
+    pointer = desk.entry("latest")
+    for entry in (index, pointer, index, pointer):
+        desk.seal(entry)
+    desk.remove(shard)
+    assert desk.pending() == [("publish", "step/model.index.json"), ("publish", "latest")]
