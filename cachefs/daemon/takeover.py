@@ -18,7 +18,7 @@ from cachefs.fuse.tap import Opcode, OpenHandle, Poisoned, Tap
 from cachefs.meta.rows import GenerationRow, InodeRow
 from cachefs.model.states import GenState
 from cachefs.vfs.attributes import has_privileges
-from cachefs.vfs.opened import Lane, OpenInode
+from cachefs.vfs.opened import Lane, OpenInode, open_cache_file
 
 log = structlog.get_logger("cachefs.takeover")
 
@@ -135,9 +135,8 @@ def _open_inode(
     services: Services, inode: InodeRow, gen: GenerationRow, *, passthrough: bool
 ) -> OpenInode | None:
     device = services.contents.device(gen)
-    flags = os.O_RDONLY if passthrough else os.O_RDWR
     try:
-        fd = device.open(gen.file, flags)
+        fd = device.open(gen.file) if passthrough else open_cache_file(device, gen.file)
     except OSError as error:
         log.error("the cache file of an open file is gone", inode=inode.ino, reason=str(error))
         return None

@@ -23,7 +23,7 @@ from cachefs.model.extents import ExtentSet
 from cachefs.model.states import GenState
 from cachefs.vfs import clock
 from cachefs.vfs.lanes import LaneKeeper
-from cachefs.vfs.opened import Lane, OnDisk, OpenInode
+from cachefs.vfs.opened import Lane, OnDisk, OpenInode, open_cache_file
 from cachefs.vfs.remote import RemoteView
 
 _WAITING = (GenState.SEALED, GenState.STALLED, GenState.CONFLICTED)
@@ -191,7 +191,7 @@ class Contents:
 
     def _open_cached(self, inode: InodeRow, gen: GenerationRow) -> OpenInode:
         device = self.device(gen)
-        fd = device.open(gen.file, os.O_RDWR)
+        fd = open_cache_file(device, gen.file)
         if not _is_whole(fd, gen):
             os.close(fd)
             raise FileNotFoundError(errno.ENOENT, "the cache file was cut short")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,17 @@ class OpenInode:
             self.unsent = start
         if end > self.size:
             self.size = end
+
+
+def open_cache_file(device: CacheDevice, file: int) -> int:
+    """A descriptor for the tracked lane. Where the disk has turned read-only it is one for reading:
+    what is there can be had all the same, and writers are told by the metadata."""
+    try:
+        return device.open(file, os.O_RDWR)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return device.open(file, os.O_RDONLY)
 
 
 @dataclass(slots=True, eq=False)
