@@ -202,6 +202,15 @@ def test_the_running_daemon_has_no_boto3() -> None:
     assert not STORE_LIBRARIES & set(done.stdout.split())
 
 
+def test_the_running_daemon_has_nothing_for_terminals() -> None:
+    """A daemon that takes over is waited for: rich and typer cost it a fifth of its start."""
+    code = "import sys, cachefs.daemon.__main__, cachefs.daemon.serve; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
+    assert not {"rich", "typer"} & set(done.stdout.split())
+
+
 def test_the_supervisor_needs_the_standard_library_only() -> None:
     found = foreign(reachable("supervisor")).keys() - {"__future__"}
     assert found <= sys.stdlib_module_names

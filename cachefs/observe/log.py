@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import sys
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from cachefs.observe.plain import structlog
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 _SECRET_KEY = re.compile(
     r"secret|password|token|access_?key|authorization|signature", re.IGNORECASE

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import os
@@ -23,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 PADDING = "-" * 4096
@@ -67,8 +69,20 @@ def preload() -> None:
     for name in _CODE:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    _build_a_client()
     gc.collect()
     gc.freeze()  # what is never looked at by a collection stays shared
+
+
+def _build_a_client() -> None:
+    """For what botocore loads when it is first needed; its tables are parsed once for all."""
+    from botocore.loaders import JSONFileLoader
+
+    from cachefs.store.s3client import ClientSource, S3Options
+
+    parsed = functools.cache(partial(JSONFileLoader.load_file, JSONFileLoader()))
+    setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))  # noqa: B010
+    ClientSource(S3Options(bucket="none", endpoint="http://127.0.0.1:1")).get()
 
 
 def install() -> None:
