@@ -22,7 +22,7 @@ from cachefs import failpoints
 from cachefs.cache.filler import Filler, open_filler
 from cachefs.cache.reaper import Reaper
 from cachefs.daemon import selfreport, tasks
-from cachefs.daemon.arguments import CLEAN, REMAINS, UPGRADE, Arguments
+from cachefs.daemon.arguments import CLEAN, FAILED, REMAINS, UPGRADE, Arguments
 from cachefs.daemon.compose import Parts, Storage, compose, fetcher, open_storage
 from cachefs.daemon.handlers import (
     Remaining,
@@ -312,8 +312,12 @@ class Server:
     async def _fuse_loop(self, pyfuse3: object) -> None:
         try:
             await pyfuse3.main(max_tasks=_FUSE_TASKS)  # type: ignore[attr-defined]
-        finally:
-            self.shut_down("the connection ended")
+        except Exception as error:
+            cause = _cause(error) if isinstance(error, BaseExceptionGroup) else error
+            # To end in order would leave requests unanswered. The next daemon gets them all.
+            log.critical("requests cannot be read any more", reason=repr(cause))
+            os._exit(FAILED)
+        self.shut_down("the connection ended")
 
     def _request_seconds(self, op: str) -> Callable[[float], None]:
         observe: Callable[[float], None] = self._metrics.histogram(
