@@ -47,8 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("shared machine")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     """Give tests that mount their default time limit, and keep together, when tests are shared out
     to several processes, those that share something of their module's: all but the end-to-end
     tests, each of which has a mount of its own."""
@@ -60,7 +62,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not lanes.chosen():
         left_out = [item for item in items if _is_left_out(item)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+    yield
+    if hasattr(config, "workerinput"):  # set by xdist
+        _give_out_long_ones_first(items)
+
+
+def _give_out_long_ones_first(items: list[pytest.Item]) -> None:
+    """Then the other groups, and in the end single tests, so that all processes end together."""
+    slow = {_group(item) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: 0 if _group(item) in slow else 2 if _folder(item) == "e2e" else 1)
+
+
+def _group(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    return str(marker.args[0]) if marker else item.nodeid
 
 
 def _lane(item: pytest.Item) -> str:

@@ -17,5 +17,5 @@ case " $* " in *frameworks_all*) install_frameworks ;; esac
 cd "$CHECKOUT"
 # Every process of the product would compile its code again: 0.3 s each, and there are thousands.
 unset PYTHONDONTWRITEBYTECODE
-[ $# -gt 0 ] || set -- -n 3 --dist loadgroup
+[ $# -gt 0 ] || set -- -n 3 --dist loadgroup --no-loadscope-reorder
 exec "$VENV/bin/python" -m pytest "$@"

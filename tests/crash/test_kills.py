@@ -20,6 +20,8 @@ from tests.crash.points import all_points
 from tests.crash.scenes import SCENES, Scene
 from tests.crash.theatre import KILLED, Stages, judge, play
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("kill", "kill twice", "kill in recovery")
 RECOVERY = [
     *("RECOVER_BEFORE_COMMIT", "RECOVER_AFTER_COMMIT", "RECOVER_AFTER_REMEMBER"),

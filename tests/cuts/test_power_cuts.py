@@ -28,6 +28,8 @@ from tests.cuts.recording import Disks, Past, run, unmount
 from tests.support import lanes
 from tests.support.mounts import Mount, clean_environment
 
+pytestmark = pytest.mark.slow
+
 WRITER = Path(__file__).with_name("writer.py")
 WRITERS = 3
 HELD = "the machine went down before it was on the disk"

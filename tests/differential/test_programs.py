@@ -23,6 +23,8 @@ from tests.differential.conftest import MakePair, With
 from tests.differential.pair import Pair
 from tests.differential.programs import Maker, Program, random_program
 
+pytestmark = pytest.mark.slow
+
 KILLED: Program = [
     [0, "open", 0, "a", "RDWR|CREAT", 0o644],
     [0, "!kill"],

@@ -24,6 +24,8 @@ from tests.flush.actor import Actor
 from tests.flush.memory import Killed, MemoryJobs, MemoryStore, RandomFaults
 from tests.flush.world import START_NS, World, run, seeded
 
+pytestmark = pytest.mark.slow
+
 NOTE = bool(os.environ.get("CACHEFS_TEST_NOTE"))
 SCHEDULES = os.environ.get("CACHEFS_TEST_SCHEDULES")
 SEED = os.environ.get("CACHEFS_TEST_SEED")

@@ -25,6 +25,8 @@ from tests.support.client import Actor, Client
 from tests.support.faults import Fault, Rule
 from tests.support.mounts import Mount, MountFactory, poll
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 SIZE = 6 * MIB
 """Two parts."""

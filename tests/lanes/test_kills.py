@@ -22,6 +22,8 @@ from tests.support.actor import pattern
 from tests.support.client import Client
 from tests.support.mounts import Mount, MountFactory, poll
 
+pytestmark = pytest.mark.slow
+
 LOAD = Path(__file__).with_name("load.py")
 KILLED = ("ended unexpectedly",)
 UNDER_FIRE = (*KILLED, "a cache file that nobody knows, set aside")

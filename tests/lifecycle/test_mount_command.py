@@ -20,6 +20,8 @@ from tests.lifecycle.lab import Lab
 from tests.support.client import Client
 from tests.support.mounts import alive, ended
 
+pytestmark = pytest.mark.slow
+
 
 def save(path: str) -> None:
     Path(path).write_bytes(b"saved")

@@ -17,7 +17,7 @@ from cachefs.supervised import TapState
 from tests.support.client import Client
 from tests.support.mounts import Mount, MountFactory, ended, poll
 
-pytestmark = pytest.mark.real_starts
+pytestmark = [pytest.mark.real_starts, pytest.mark.slow]
 KILLED = ("ended unexpectedly", "taken over", "takeover")
 """What a log says about a daemon's violent end."""
 

@@ -16,6 +16,8 @@ from tests.lifecycle.lab import Lab
 from tests.support.client import Client
 from tests.support.mounts import alive, ended
 
+pytestmark = pytest.mark.slow
+
 
 def write_steadily(path: str, blocks: int) -> float:
     """Write blocks with short pauses; returns the longest write in seconds."""

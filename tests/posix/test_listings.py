@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.work import Work
 
-pytestmark = [pytest.mark.either_lane, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.either_lane, pytest.mark.timeout(120), pytest.mark.slow]
 
 PAGE = 128
 """Entries with names of up to eight bytes that fill a page of the kernel's."""

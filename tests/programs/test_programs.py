@@ -18,6 +18,8 @@ from tests.support import compare
 from tests.support.client import program
 from tests.support.work import Work
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _installed(request: pytest.FixtureRequest) -> None:

@@ -15,6 +15,8 @@ import pytest
 from tests.tap.conftest import Toy
 from tests.tap.test_lanes import wait_until
 
+pytestmark = pytest.mark.slow
+
 MakeToy = Callable[..., Toy]
 
 STREAM = """
