@@ -45,8 +45,8 @@ def clone_file(source: int, target: int) -> CloneMethod:
         return "reflink"
     size = os.fstat(source).st_size
     for start, end in data_extents(source, size):
-        _copy_range(source, target, start, end)
-    os.ftruncate(target, size)
+        copy_range(source, target, start, end)
+    os.ftruncate(target, size)  # where the source was cut short meanwhile, too
     return "copy"
 
 
@@ -70,30 +70,35 @@ def data_extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
         position = end
 
 
-def _copy_range(source: int, target: int, start: int, end: int) -> None:
-    while start < end:
+def copy_range(source: int, target: int, start: int, end: int) -> int:
+    """Copy bytes [start, end) to the same place of `target`; returns how many there were.
+
+    Fewer than asked for: the source is shorter. Raises OSError.
+    """
+    position = start
+    while position < end:
+        step = min(end - position, _COPY_STEP)
         try:
-            count = os.copy_file_range(source, target, min(end - start, _COPY_STEP), start, start)
+            count = os.copy_file_range(source, target, step, position, position)
         except OSError as err:
             if err.errno not in _REFUSED:
                 raise
-            _copy_through(source, target, start, end)
-            return
-        if (
-            count == 0
-        ):  # some filesystems say 0 for what they cannot copy; the source may also be short
-            _copy_through(source, target, start, end)
-            return
-        start += count
+            count = 0
+        if count == 0:  # Some filesystems say 0 for what they cannot copy.
+            return position - start + _copy_through(source, target, position, end)
+        position += count
+    return position - start
 
 
-def _copy_through(source: int, target: int, start: int, end: int) -> None:
-    while start < end:
-        chunk = os.pread(source, min(end - start, _BUFFER), start)
+def _copy_through(source: int, target: int, start: int, end: int) -> int:
+    position = start
+    while position < end:
+        chunk = os.pread(source, min(end - position, _BUFFER), position)
         if not chunk:
-            return  # truncated meanwhile; ftruncate sets the size that was seen first
+            break  # truncated meanwhile
         view = memoryview(chunk)
         while view:
-            count = os.pwrite(target, view, start)
+            count = os.pwrite(target, view, position)
             view = view[count:]
-            start += count
+            position += count
+    return position - start

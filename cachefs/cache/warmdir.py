@@ -2,11 +2,12 @@
 
     <directory>/<path>                       the copies, at the paths that they have in the mount
     <directory>/.cachefs/id                  which directory this is, written once
-    <directory>/.cachefs/staging/<node>/     copies that are not complete yet
+    <directory>/.cachefs/staging/<node>.d/   copies that a node has not completed yet
 
 A copy is staged (bytes on the disk, then its attributes) and shown by a rename, so whoever looks
-sees a whole file or none. Nothing here decides what is shown when. Every call raises OSError, and
-is made in a thread: such filesystems take their time.
+sees a whole file or none. Nothing here decides what is shown when. Size and mtime tell whether a
+copy still is the one that was shown: one that somebody has touched is neither read nor removed.
+Every call raises OSError, and is made in a thread: such filesystems take their time.
 
 `open` never makes the directory itself: where a filesystem is not mounted, the bare mount point is
 another directory, without the id that the cache remembers.
@@ -18,18 +19,19 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cachefs.cache.clone import clone_file
+from cachefs.cache.clone import clone_file, copy_range
 from cachefs.errors import CacheError
 
 _OWN = ".cachefs"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_BLOCK = 4 << 20
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,28 @@ class Attributes:
     mtime_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A copy as it was shown: at `path`, below the directory; `size` does not count for a symlink,
+    which can only be made anew."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    def is_it(self, found: os.stat_result) -> bool:
+        """Whether that is the status of this very copy."""
+        size = self.size if stat.S_ISREG(found.st_mode) else found.st_size
+        whole = stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)
+        return whole and (found.st_size, found.st_mtime_ns) == (size, self.mtime_ns)
+
+
 class WarmDirectory:
     """One warm tier, as `node` uses it. Any thread, but one caller a path."""
 
     def __init__(self, directory: Path, node: str) -> None:
         self.directory = directory
-        self._staging = directory / _OWN / "staging" / node.replace("/", "_")
+        self._staging = directory / _OWN / "staging" / f"{node}.d"  # a node may be called ".."
 
     def open(self, known: str | None) -> str:
         """Check that it is there and the one with the id `known`; returns its id.
@@ -99,13 +117,7 @@ class WarmDirectory:
         try:
             if os.fstat(reading).st_size != size:
                 raise OSError(errno.EIO, "the cache file has another size", source)
-            writing = os.open(target, _MAKE, 0o600)
-            try:
-                clone_file(reading, writing)
-                _dress(writing, attributes)
-                os.fsync(writing)
-            finally:
-                os.close(writing)
+            _make_copy(reading, target, attributes)
         finally:
             os.close(reading)
 
@@ -131,25 +143,37 @@ class WarmDirectory:
         with contextlib.suppress(FileNotFoundError):
             (self._staging / name).unlink()
 
-    def stage_again(self, name: str, path: str) -> None:
-        """Stage what is shown at `path`, without copying it where the filesystem has hard links."""
-        target = self._staging / name
+    def stage_again(self, name: str, shown: Shown) -> bool:
+        """Stage a copy once more, without copying it where the filesystem has hard links; False
+        when it is not there as it was shown. One that is staged already stays so."""
+        target, source = self._staging / name, self.directory / shown.path
+        if _is(target, shown):
+            return True
+        if not _is(source, shown):
+            return False
         with contextlib.suppress(FileNotFoundError):
             target.unlink()
-        source = self.directory / path
         try:
             os.link(source, target, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            if error.errno not in _NO_LINKS:
                 raise
-            shutil.copy2(source, target)
-            _sync(target, os.O_RDONLY)
+            _copy_again(source, target)
+        return _is(target, shown)
 
-    def remove(self, path: str) -> None:
-        """A shown file goes, with the directories that are empty then. Idempotent."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            (self.directory / path).unlink()
-        self._prune(path)
+    def remove(self, shown: Shown) -> bool:
+        """A copy goes, with the directories that are empty then; True if it is gone. Idempotent.
+
+        False: somebody has touched it, and it stays.
+        """
+        try:
+            if not shown.is_it(os.lstat(self.directory / shown.path)):
+                return False
+            (self.directory / shown.path).unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        self._prune(shown.path)
+        return True
 
     def _prune(self, path: str) -> None:
         parent = Path(path).parent
@@ -171,29 +195,82 @@ class WarmDirectory:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def holds(self, path: str) -> bool:
-        """Whether something is at a path."""
-        return os.path.lexists(self.directory / path)
-
-    def is_as_written(self, path: str, size: int, mtime_ns: int) -> bool:
-        """Whether the file at `path` is the one that was shown: nobody else has touched it."""
+    def has_file(self, path: str, size: int | None) -> bool:
+        """Whether a file of that size (None: of any) is at a path, whoever put it there."""
         try:
-            found = os.lstat(self.directory / path)
+            found = os.stat(self.directory / path)
         except OSError:
             return False
-        return (found.st_size, found.st_mtime_ns) == (size, mtime_ns)
+        return stat.S_ISREG(found.st_mode) and size in (None, found.st_size)
 
-    def read_into(self, path: str, target: str, start: int, end: int) -> int:
-        """Copy bytes [start, end) to the same place of the file `target`; returns their number."""
-        reading = os.open(self.directory / path, _READ)
+    def text_of(self, path: str, limit: int) -> bytes:
+        """The first bytes of the file at a path, where a symlink leads; empty: it is not there."""
+        place = os.fsencode(self.directory / path)
+        try:
+            return os.readlink(place)
+        except OSError:
+            return first_bytes(place, limit)
+
+    def staged_text_of(self, name: str, limit: int) -> bytes:
+        """The first bytes of a staged file; empty: there is none."""
+        return first_bytes(os.fsencode(self._staging / name), limit)
+
+    def read_into(self, shown: Shown, target: str, start: int, end: int) -> bool:
+        """Copy bytes [start, end) of a copy to the same place of the file `target`.
+
+        False: the copy was not as it was shown, before or afterwards, or too short.
+        """
+        reading = os.open(self.directory / shown.path, _READ)
         try:
             writing = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                return _copy(reading, writing, start, end)
+                if not shown.is_it(os.fstat(reading)):
+                    return False
+                count = copy_range(reading, writing, start, end)
+                return count == end - start and shown.is_it(os.fstat(reading))
             finally:
                 os.close(writing)
         finally:
             os.close(reading)
+
+
+def first_bytes(path: bytes | str, limit: int) -> bytes:
+    """The first `limit` bytes of a file; empty when it cannot be opened."""
+    try:
+        fd = os.open(path, _READ)
+    except OSError:
+        return b""
+    with open(fd, "rb") as file:
+        return file.read(limit)
+
+
+def _is(place: Path, shown: Shown) -> bool:
+    try:
+        return shown.is_it(os.lstat(place))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _copy_again(source: Path, target: Path) -> None:
+    reading = os.open(source, _READ)
+    try:
+        at = os.fstat(reading)
+        mode = stat.S_IMODE(at.st_mode)
+        attributes = Attributes(mode, at.st_uid, at.st_gid, at.st_atime_ns, at.st_mtime_ns)
+        _make_copy(reading, target, attributes)
+    finally:
+        os.close(reading)
+
+
+def _make_copy(reading: int, target: Path, attributes: Attributes) -> None:
+    """Copy a file to a new one, bytes and attributes on the disk when this returns."""
+    writing = os.open(target, _MAKE, 0o600)
+    try:
+        clone_file(reading, writing)
+        _dress(writing, attributes)
+        os.fsync(writing)
+    finally:
+        os.close(writing)
 
 
 def _dress(fd: int, attributes: Attributes) -> None:
@@ -201,20 +278,6 @@ def _dress(fd: int, attributes: Attributes) -> None:
         os.fchown(fd, attributes.uid, attributes.gid)
     os.fchmod(fd, attributes.mode)
     os.utime(fd, ns=(attributes.atime_ns, attributes.mtime_ns))
-
-
-def _copy(reading: int, writing: int, start: int, end: int) -> int:
-    position = start
-    while position < end:
-        block = os.pread(reading, min(_BLOCK, end - position), position)
-        if not block:
-            break
-        view = memoryview(block)
-        while view:
-            count = os.pwrite(writing, view, position)
-            view = view[count:]
-            position += count
-    return position - start
 
 
 def _sync(path: Path, flags: int) -> None:

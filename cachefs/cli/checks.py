@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from cachefs.config import Settings
 from cachefs.errors import MountError
 from cachefs.fuse import kernelmount
+
+_PATIENCE = 5.0
+"""Seconds that a warm tier's filesystem may take to answer."""
 
 
 def may_mount() -> None:
@@ -57,18 +62,49 @@ def places(settings: Settings, mountpoint: str) -> None:
     for path in settings.cache.dirs:
         _outside(path, "cache directory", mountpoint)
         if store is not None:
-            _apart(path.resolve(), store.resolve())
+            _apart(path, "cache directory", store, "store")
         _writable(path)
+    if settings.tiers.warm is not None:
+        _tier(settings.tiers.warm, store, settings.cache.dirs, mountpoint)
 
 
-def _apart(cache: Path, store: Path) -> None:
-    """What lies in a store's directory is an object."""
-    if cache.is_relative_to(store):
-        hint = "give the cache a place of its own"
-        raise MountError(f"the cache directory {cache} lies inside the store {store}", hint=hint)
-    if store.is_relative_to(cache):
-        hint = "give the cache a place of its own"
-        raise MountError(f"the store {store} lies inside the cache directory {cache}", hint=hint)
+def _tier(path: Path, store: Path | None, caches: Sequence[Path], mountpoint: str) -> None:
+    """A warm tier that can never work is refused; one that is away, or does not answer for now, is
+    the daemon's affair."""
+    refused: list[MountError] = []
+
+    def look() -> None:
+        try:
+            _outside(path, "warm tier", mountpoint)
+            for cache in caches:
+                _apart(path, "warm tier", cache, "cache directory")
+            if store is not None:
+                _apart(path, "warm tier", store, "store")
+            if path.exists() and not path.is_dir():
+                raise MountError(f"the warm tier {path} is not a directory", hint="name one")
+        except MountError as error:
+            refused.append(error)
+        except OSError:
+            pass
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(_PATIENCE)
+    if refused:
+        raise refused[0]
+
+
+def _apart(one: Path, what: str, other: Path, other_what: str) -> None:
+    """Each is read as a whole: what lies in a store's directory is an object."""
+    for inner, name, outer, outer_name in (
+        (one, what, other, other_what),
+        (other, other_what, one, what),
+    ):
+        if inner.resolve().is_relative_to(outer.resolve()):
+            raise MountError(
+                f"the {name} {inner} lies inside the {outer_name} {outer}",
+                hint="give it a place of its own",
+            )
 
 
 def _outside(path: Path, what: str, mountpoint: str) -> None:

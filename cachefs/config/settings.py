@@ -227,6 +227,8 @@ class TierSettings(_Section):
 
     warm: OptPath = None
     """Directory on a parallel or network filesystem that gets a plain copy of every file."""
+    warm_policy: Literal["beside", "before"] = "beside"
+    """`before`: while the directory works, content goes to the store only after it went there."""
     warm_newest: OptCount = None
     """Checkpoints that are kept there; None: all. Only what the store has too is removed."""
     warm_every: OptCount = None

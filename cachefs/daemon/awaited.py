@@ -196,7 +196,7 @@ class Waitlist:
         tiering = self._services.tiering
         if tiering is None or self._level > Level.INSTANCE or row.gen is None:
             return False
-        return tiering.tier.problem is None and not self._queue.standing(row.id).held
+        return tiering.tier.has(row.gen) or tiering.tier.will_have(row.gen)
 
     def _is_warm(self, gen: int | None) -> bool:
         tiering = self._services.tiering
@@ -229,12 +229,12 @@ class Waitlist:
         """Forget what only had to reach the warm tier, and has; what it cannot take goes to the
         store."""
         for effect in list(self.warm):
+            row = self._queue.effects.get(effect)
             if self._is_warm(self.effects[effect].gen):
                 self._drop(effect)
-        tiering = self._services.tiering
-        if self.warm and tiering is not None and tiering.tier.problem is not None:
-            self._queue.hurry(list(self.warm))
-            self.warm.clear()
+            elif row is not None and not self._may_be_warm(row):
+                self.warm.discard(effect)
+                self._queue.hurry([effect])
 
     def _drop(self, effect: int) -> Awaited:
         awaited = self.effects.pop(effect)

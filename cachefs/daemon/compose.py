@@ -342,7 +342,7 @@ def compose(
     inspector = Inspector(meta, queue, table, devices, settings.store.url)
     eviction = Eviction(meta, queue, table, contents, sweep=leaving.sweep)
     if tiering is not None:
-        tiering.attach(inspector, eviction)
+        tiering.attach(inspector, eviction, contents, commits)
     return Parts(
         storage=storage,
         queue=queue,
@@ -448,7 +448,7 @@ def _damage_reporter(metrics: Metrics) -> Callable[[str], None]:
 
     def report(key: str) -> None:
         damaged.inc()
-        log.error("what the store sent has not the checksum that it was stored with", key=key)
+        log.error("what was read has not the checksum that it was stored with", key=key)
 
     return report
 

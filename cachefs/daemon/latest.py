@@ -25,7 +25,6 @@ _LOOKED_AT = 5_000
 """Entries outside of checkpoints that are looked at."""
 _BATCH = 200
 _INDEX_MAX = 64 << 20
-_POINTER_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +127,27 @@ class Latest:
         names = [key.rpartition("/")[2] for key in held]
         if root in held or any(checkpoints.is_marker(name, self._markers) for name in names):
             return True
-        folder, _, own = root.rpartition("/")
+        folder = root.rpartition("/")[0]
         entry = entry_at(self._services.meta, folder) if folder else None
         after, parent = 0, entry.ino if entry is not None else ROOT
         while entries := self._services.meta.inodes.children(parent, after, _BATCH):
             after = entries[-1][0]
             for _, raw, row in entries:
                 name = raw.decode()
-                if row.size > _POINTER_MAX or not checkpoints.is_marker(name, self._markers):
+                is_small = row.size <= checkpoints.POINTER_MAX
+                if not (is_small and checkpoints.is_marker(name, self._markers)):
                     continue
-                if await self._names(f"{folder}/{name}".lstrip("/"), own):
+                if await self._names(f"{folder}/{name}".lstrip("/"), root):
                     return True
         return False
 
-    async def _names(self, pointer: str, own: str) -> bool:
-        """Whether a pointer in the bucket is the name of a checkpoint beside it, or its number."""
+    async def _names(self, pointer: str, root: str) -> bool:
+        """Whether a pointer in the bucket names the checkpoint."""
         try:
-            body = await self._services.commits.read(pointer, _POINTER_MAX)
+            body = await self._services.commits.read(pointer, checkpoints.POINTER_MAX)
         except NotFound:
             return False
-        text = body.decode("utf-8", "replace").strip().rstrip("/").rpartition("/")[2]
-        return text == own or (text.isdigit() and checkpoints.step_of(own) == int(text))
+        return checkpoints.is_named_by(root, pointer, body.decode("utf-8", "replace"))
 
     async def _by_index(self, root: str, held: dict[str, ObjectInfo]) -> bool:
         if root in held:

@@ -34,7 +34,7 @@ from cachefs.daemon.handlers import (
 from cachefs.daemon.services import Lanes, Services
 from cachefs.daemon.session import StoreSession, WrongStore
 from cachefs.daemon.takeover import restore_handles
-from cachefs.daemon.tiering import ReadWarm
+from cachefs.daemon.tiering import ReadWarm, Tiering
 from cachefs.errors import CachefsError, MountError, StoreError
 from cachefs.flush.client import StoreClient
 from cachefs.flush.movers import MoverPool, open_movers
@@ -286,6 +286,7 @@ class Server:
         ]
         if parts.tiering is not None:
             background.append(parts.tiering.run)
+            await self._look_at_tier(parts.tiering)
         if self._settings.checkpoint.supersede == "unstarted":
             background.append(partial(tasks.supersede, services))
         nursery.start_soon(self._when_usable, parts)
@@ -295,6 +296,11 @@ class Server:
         handlers = gathered(make_handlers(services, self.shut_down), small)
         socket = runfiles.socket_path(self._arguments.mountpoint)
         await nursery.start(serve_control, socket, handlers)
+
+    async def _look_at_tier(self, tiering: Tiering) -> None:
+        """A mount comes up without its warm tier; who mounts is told."""
+        if not self._takes_over() and (problem := await tiering.look()) is not None:
+            self._warnings.append(f"nothing is copied to the warm tier: {problem}")
 
     async def _when_usable(self, parts: Parts) -> None:
         """Nothing is sent to a store before it is known to be the right one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -11,12 +12,18 @@ import trio
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.warmdir import WarmDirectory
 from cachefs.config import Settings
+from cachefs.errors import StoreError
+from cachefs.flush.commits import Commits
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
+from cachefs.model import names
 from cachefs.model.retention import Rules, Verdict
 from cachefs.observe.metrics import Metrics
+from cachefs.tiers.complete import Complete
+from cachefs.tiers.plan import shown
 from cachefs.tiers.retaining import Retention
-from cachefs.tiers.warm import WarmTier
+from cachefs.tiers.warm import Files, WarmTier
+from cachefs.vfs.contents import Contents
 from cachefs.vfs.eviction import Eviction
 from cachefs.vfs.virtual import Inspector
 
@@ -46,13 +53,16 @@ class Tiering:
         assert tiers.warm is not None
         self._meta = meta
         self._queue = queue
-        self.tier = WarmTier(
+        complete = Complete(
             meta,
-            devices,
-            WarmDirectory(tiers.warm, settings.node.id),
+            patterns=tuple(settings.checkpoint.patterns),
             markers=tuple(settings.order.barrier),
             temps=tuple(settings.flush.temp_patterns),
+            is_unordered=partial(names.matches, tuple(settings.order.unordered)),
+            nodes=settings.checkpoint.nodes,
         )
+        directory = WarmDirectory(tiers.warm, settings.node.id)
+        self.tier = WarmTier(meta, devices, directory, complete)
         age = tiers.warm_age
         self._rules = Rules(
             tiers.warm_newest,
@@ -60,22 +70,41 @@ class Tiering:
             tiers.warm_bytes,
             None if age is None else int(age * 1e9),
         )
-        self._retention = Retention(
-            meta,
-            queue,
-            self.tier,
-            self._rules,
-            patterns=settings.checkpoint.patterns,
-            markers=tuple(settings.order.barrier),
-        )
+        self._retention = Retention(meta, queue, self.tier, complete, self._rules)
         self.tier.on_copied = metrics.counter("cachefs_warm_bytes_total").inc
         self.tier.on_change = queue.kick
+        if tiers.warm_policy == "before":
+            queue.holds_back = self.tier.holds_back
 
-    def attach(self, inspector: Inspector, eviction: Eviction) -> None:
-        """Tell those who have to know of copies here."""
+    def attach(
+        self, inspector: Inspector, eviction: Eviction, contents: Contents, commits: Commits
+    ) -> None:
+        """Tell those who have to know of copies here; hear of damage, and of other nodes."""
+
+        async def elsewhere(root: str) -> Files | None:
+            try:
+                parts = await commits.elsewhere(root)
+            except StoreError:
+                return None
+            return None if parts is None else [(part.key, part.size) for part in parts]
+
+        self.tier.elsewhere = elsewhere
+        report = contents.on_damaged
+
+        def damaged(key: str) -> None:
+            report(key)
+            self._distrust(key)
+
+        contents.on_damaged = damaged
         inspector.in_warm_tier = self.tier.has
         eviction.is_needed = self.tier.is_needed
         eviction.on_leaving = self.tier.note_evicted
+
+    async def look(self) -> str | None:
+        """Why nothing can be copied, as far as the directory tells soon."""
+        with trio.move_on_after(_FIRST_LOOK):
+            await self.tier.look()
+        return self.tier.problem
 
     async def run(self) -> None:
         """Keep the tier up to date; never returns."""
@@ -97,7 +126,7 @@ class Tiering:
     async def retain(self, *, dry_run: bool) -> list[Verdict]:
         """What retention does, or would do, to each checkpoint in the tier, newest first."""
         if dry_run or self.tier.problem is not None:
-            return self._retention.look()
+            return await self._retention.look()
         try:
             return await self._retention.apply()
         except OSError as error:
@@ -109,18 +138,20 @@ class Tiering:
         row = self._meta.warm.of_object(key, etag) if etag is not None else None
         if row is None or self.tier.problem is not None:
             return False
-        directory = self.tier.directory
-
-        def copy() -> bool:
-            if not directory.is_as_written(row.path, row.size, row.mtime_ns):
-                return False
-            return directory.read_into(row.path, path, start, end) == end - start
-
+        read_into = self.tier.directory.read_into
         try:
-            return await trio.to_thread.run_sync(copy, abandon_on_cancel=False)
+            return await trio.to_thread.run_sync(read_into, shown(row), path, start, end)
         except OSError as error:
             log.warning("a copy cannot be read: asking the store", path=row.path, reason=str(error))
             return False
+
+    def _distrust(self, key: str) -> None:
+        """What was read of an object was not what had been saved: it may have come from a copy."""
+        found = self._meta.objects.get(key)
+        row = self._meta.warm.of_object(key, found.etag) if found is not None else None
+        if row is not None:
+            log.error("a copy may be damaged: it is not read any more", path=row.path)
+            self.tier.distrust(row)
 
     def status(self) -> dict[str, Any]:
         """For `status`."""
@@ -130,10 +161,13 @@ class Tiering:
             "files": files,
             "bytes": nbytes,
             "files_left": len(self._meta.warm.wanted()),
+            "files_withheld": len(self.tier.withheld),
             "error": self.tier.problem,
         }
 
 
+_FIRST_LOOK = 2.0
+"""Seconds that a mount waits for the directory's answer."""
 _RETAIN_INTERVAL = 1.0
 _RETAIN_PATIENCE = 60.0
 """Seconds after which ages are looked at, though nothing has changed."""

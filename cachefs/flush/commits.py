@@ -351,6 +351,16 @@ class Commits:
         body: bytes = await self._client.call("get_bytes", key=key, start=0, end=limit)
         return body
 
+    async def elsewhere(self, root: str) -> list[Part] | None:
+        """What other nodes have said to have saved of a checkpoint; None before all have spoken.
+
+        Raises StoreError.
+        """
+        found = {each.node: each for each in await self._read_manifests(root)}
+        if len(found.keys() | {self._node}) < self._nodes:
+            return None
+        return [part for node, each in found.items() if node != self._node for part in each.files]
+
     async def verdict(self, root: str, held: Mapping[str, ObjectInfo]) -> bool | None:
         """Whether that is all of it by the manifests; None without any. Raises StoreError."""
         found = await self._read_manifests(root)

@@ -69,6 +69,9 @@ class PendingEffects:
         self.may_pass: Callable[[EffectRow], bool] = lambda row: True
         """Asked of a barrier that is about to go out: False while something that ended before it
         is known to be on its way into the queue. Whatever it waits for comes with a `kick`."""
+        self.holds_back: Callable[[int], bool] = lambda gen: False
+        """Asked of a generation that is about to be shown: True while it has to be somewhere else
+        first. When that is over there is a `kick`."""
         self.on_standing: Callable[[EffectRow, str], None] = lambda row, key: None
         """Called with each effect that is queued or has another key than before, and the key."""
         self._wake = trio.Event()
@@ -351,6 +354,8 @@ class PendingEffects:
 
     def _is_gated(self, row: EffectRow) -> bool:
         if self._order.get(row.id).key in self.under_way:
+            return True
+        if row.gen is not None and self.holds_back(row.gen):
             return True
         barrier = row.klass == EffectClass.BARRIER and row.kind != EffectKind.UNPUBLISH
         return barrier and not self.may_pass(row)

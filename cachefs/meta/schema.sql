@@ -145,8 +145,8 @@ CREATE TABLE warm (
     gen      INTEGER NOT NULL,      -- generation whose bytes it has; 0: a symlink
     size     INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL,      -- as the filesystem stored it: whoever touches it is found out
-    state    INTEGER NOT NULL DEFAULT 0 -- 0: it is there; 1: removed by retention; 2: never copied, the
-                                    -- cache file had to go before
+    state    INTEGER NOT NULL DEFAULT 0 -- 0: it is there; 1: removed by retention; 2: lacking, to be
+                                    -- copied once the content is in the cache
 );
 CREATE INDEX warm_gen ON warm (gen);
 

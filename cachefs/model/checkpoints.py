@@ -6,6 +6,7 @@ files tell by their own name that the directory they are in is one.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -60,6 +61,10 @@ _TELLTALES: tuple[tuple[str, str], ...] = (
 )
 _STEP = re.compile(r"step[=_-]?(\d+)")
 _NUMBER = re.compile(r"\d+")
+_TENSORFLOW_POINTER = re.compile(r'model_checkpoint_path: *"([^"]+)"')
+
+POINTER_MAX = 256
+"""Bytes of a marker that are looked at for the name of a checkpoint."""
 
 
 class Checkpoint(NamedTuple):
@@ -111,6 +116,33 @@ def step_of(root: str) -> int | None:
         return int(step[1])
     numbers = _NUMBER.findall(name)
     return int(numbers[-1]) if numbers else None
+
+
+def named_paths(pointer: str, text: str) -> tuple[str, ...]:
+    """Return what a pointer may name by its path: what its text (a symlink's target) says seen from
+    the pointer's directory, or what has the same last component beside it."""
+    folder = posixpath.dirname(pointer)
+    name = _name_in(text)
+    if not name:
+        return ()
+    beside = posixpath.join(folder, posixpath.basename(name))
+    path = posixpath.normpath(posixpath.join(folder, name))
+    return (beside,) if path.startswith(("/", "..")) or path == "." else (path, beside)
+
+
+def is_named_by(root: str, pointer: str, text: str) -> bool:
+    """Return whether the file ``pointer`` with that content (a symlink: its target) names the
+    checkpoint ``root``: by its path, its last component, or the step of one beside it."""
+    if root in named_paths(pointer, text):
+        return True
+    name = _name_in(text)
+    beside = posixpath.dirname(root) == posixpath.dirname(pointer)
+    return beside and name.isdecimal() and step_of(root) == int(name)
+
+
+def _name_in(text: str) -> str:
+    found = _TENSORFLOW_POINTER.search(text)
+    return (found[1] if found else text.strip()).rstrip("/")
 
 
 _Found = tuple[str, str] | None

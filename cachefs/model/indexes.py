@@ -31,7 +31,7 @@ def is_whole(
         return False
     wanted = set(_shards(names))
     for name in filter(is_index, names):
-        wanted |= _named(name, text_of(name))
+        wanted |= named_in(name, text_of(name))
     return wanted <= set(names)
 
 
@@ -46,7 +46,7 @@ def _shards(names: Iterable[str]) -> Iterable[str]:
                 yield f"{match['stem']}-{number:05d}-of-{match['total']}{match['rest']}"
 
 
-def _named(index: str, text: bytes) -> set[str]:
+def named_in(index: str, text: bytes) -> set[str]:
     """The files that an index file names, in its own directory."""
     folder = index[: index.rfind("/") + 1]
     if index.endswith(".metadata"):

@@ -1,14 +1,19 @@
 """Retention in the warm tier: finds the checkpoints there, judges them, removes those that may go.
 
-The cache is not retention's affair: there, space decides (`cache.reaper`). From the store nothing
-is ever removed but what was removed in the mount.
+What a pointer or symlink names stays: one that is in the tier, or is on its way there. The cache is
+not retention's affair: there, space decides (`cache.reaper`). From the store nothing is removed but
+what was removed in the mount.
+
+Tables are gone through a few rows at a time, so that requests are served in between.
 """
 
 from __future__ import annotations
 
+import posixpath
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import structlog
 import trio
@@ -16,69 +21,85 @@ import trio
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
 from cachefs.meta.warm import WarmRow, WarmState
-from cachefs.model import checkpoints, names
+from cachefs.model import checkpoints
 from cachefs.model.retention import Kept, Rules, Verdict, judge
 from cachefs.model.states import GenState
+from cachefs.tiers.complete import Complete, Sign
+from cachefs.tiers.plan import Copy
 from cachefs.tiers.warm import WarmTier
 
 log = structlog.get_logger("cachefs.warm")
+
+_AT_A_TIME = 64
+_POINTER_SIZE = 4096
+"""Bytes of the largest file that is taken for a pointer."""
+T = TypeVar("T")
 
 
 class Retention:
     """Applies `rules` to one warm tier."""
 
     def __init__(
-        self,
-        meta: Meta,
-        queue: EffectQueue,
-        tier: WarmTier,
-        rules: Rules,
-        *,
-        patterns: Sequence[str],
-        markers: Sequence[str],
+        self, meta: Meta, queue: EffectQueue, tier: WarmTier, complete: Complete, rules: Rules
     ) -> None:
         self._meta = meta
         self._queue = queue
         self._tier = tier
+        self._complete = complete
         self._rules = rules
-        self._patterns = patterns
-        self._markers = markers
 
-    def look(self) -> list[Verdict]:
-        """What would become of each checkpoint in the tier now, newest first."""
-        groups = self._groups()
-        kept = [self._describe(root, rows) for root, rows in groups.items()]
-        return judge(self._rules, kept, time.time_ns())
+    async def look(self) -> list[Verdict]:
+        """What would become of each checkpoint in the tier now, newest first. Raises OSError."""
+        return (await self._look())[0]
+
+    async def _look(self) -> tuple[list[Verdict], dict[str, list[WarmRow]]]:
+        groups, others = await self._groups()
+        links = [row for rows in groups.values() for row in rows if row.gen == 0]
+        named = await self._named(groups, [row for row in (*links, *others) if _is_held(row)])
+        kept = [
+            self._describe(root, rows, named.get(root, ""))
+            async for root, rows in _gently(groups.items())
+        ]
+        return judge(self._rules, kept, time.time_ns()), groups
 
     async def apply(self) -> list[Verdict]:
         """Remove what may go; the verdicts by which that was decided. Raises OSError."""
-        verdicts = self.look()
-        for verdict in verdicts:
-            if verdict.goes:
-                await self._release(verdict)
+        async with self._tier.lock:
+            verdicts, groups = await self._look()
+            for verdict in verdicts:
+                if verdict.goes:
+                    await self._release(verdict, filter(_is_held, groups[verdict.checkpoint.root]))
         return verdicts
 
-    def _groups(self) -> dict[str, list[WarmRow]]:
+    async def _groups(self) -> tuple[dict[str, list[WarmRow]], list[WarmRow]]:
+        """(checkpoint -> rows of all its files, where the tier has any; rows of other files)."""
         groups: dict[str, list[WarmRow]] = defaultdict(list)
-        for row in self._meta.warm.all():
-            found = checkpoints.find(row.path, self._patterns)
-            if row.state == WarmState.HELD and found is not None:
-                groups[found.root].append(row)
-        return groups
+        others: list[WarmRow] = []
+        left: list[WarmRow] = []
+        async for row in _gently(self._meta.warm.all()):
+            root = self._complete.root(row.path)
+            (left if root is None else groups[root]).append(row)
+        for row in left:
+            # Where other files tell that their directory is a checkpoint, all below it is its part.
+            root = next((each for each in _above(row.path) if each in groups), None)
+            (others if root is None else groups[root]).append(row)
+        return {root: rows for root, rows in groups.items() if any(map(_is_held, rows))}, others
 
-    def _describe(self, root: str, rows: Sequence[WarmRow]) -> Kept:
-        found = checkpoints.find(rows[0].path, self._patterns)
+    def _describe(self, root: str, rows: Sequence[WarmRow], named: str) -> Kept:
+        held = [row for row in rows if _is_held(row)]
+        lacks = any(row.state == WarmState.LACKING for row in rows)
         return Kept(
             root,
-            found.step if found is not None else None,
-            sum(row.size for row in rows),
-            max(row.mtime_ns for row in rows),
-            self._is_complete(root, rows) and all(self._is_in_store(row) for row in rows),
+            checkpoints.step_of(root),
+            sum(row.size for row in held),
+            max(row.mtime_ns for row in held),
+            not lacks and self._is_complete(root, held) and all(map(self._is_in_store, held)),
+            named,
         )
 
     def _is_complete(self, root: str, rows: Sequence[WarmRow]) -> bool:
         paths = [row.path for row in rows]
-        return paths == [root] or any(checkpoints.is_marker(p, self._markers) for p in paths)
+        return paths == [root] or any(self._complete.is_sign(p, is_link=False) for p in paths)
 
     def _is_in_store(self, row: WarmRow) -> bool:
         if self._queue.of_dentry(row.dentry):
@@ -90,13 +111,63 @@ class Retention:
             return gen.state == GenState.DURABLE
         return any(each.gen == row.gen for each in self._meta.objects.of_dentry(row.dentry))
 
-    async def _release(self, verdict: Verdict) -> None:
-        """Markers first, so that nobody takes what is left for a checkpoint."""
-        rows = self._groups().get(verdict.checkpoint.root, [])
-        rows.sort(key=lambda row: (not names.matches(self._markers, row.path), row.path))
-        if not all(self._is_in_store(row) for row in rows):
+    # -- pointers -----------------------------------------------------------------------------
+
+    async def _named(self, roots: Iterable[str], rows: Iterable[WarmRow]) -> dict[str, str]:
+        """Checkpoint -> path of a pointer that names it."""
+        named: dict[str, str] = {}
+        async for sign in _gently([*await self._shown(rows), *await self._coming()]):
+            for root in roots:
+                if self._names(sign, root):
+                    named.setdefault(root, sign.path)
+        return named
+
+    def _names(self, sign: Sign, root: str) -> bool:
+        if checkpoints.is_named_by(root, sign.path, sign.text):
+            return True
+        if not sign.is_link or self._complete.root(sign.path) == root:
+            return False
+        paths = checkpoints.named_paths(sign.path, sign.text)
+        return any(self._complete.root(path) == root for path in paths[:1])
+
+    async def _shown(self, rows: Iterable[WarmRow]) -> list[Sign]:
+        """The pointers that are in the tier."""
+        pointers = [
+            row
+            for row in rows
+            if row.size <= _POINTER_SIZE and self._complete.is_sign(row.path, is_link=row.gen == 0)
+        ]
+        text_of = self._tier.directory.text_of
+        texts = await trio.to_thread.run_sync(
+            lambda: [text_of(row.path, checkpoints.POINTER_MAX) for row in pointers]
+        )
+        return [
+            Sign(row.dentry, row.path, row.gen, text.decode("utf-8", "replace"))
+            for row, text in zip(pointers, texts, strict=True)
+        ]
+
+    async def _coming(self) -> list[Sign]:
+        """Those of which a copy is still to be shown."""
+        copies = []
+        async for wanted in _gently(self._meta.warm.wanted()):
+            path = self._meta.dentries.path_of(wanted.dentry)
+            copy = Copy(wanted, path.decode(), None) if path is not None else None
+            if copy is not None and wanted.size <= _POINTER_SIZE and self._is_pointer(copy):
+                copies.append(copy)
+        return await trio.to_thread.run_sync(lambda: list(map(self._tier.stager.read, copies)))
+
+    def _is_pointer(self, copy: Copy) -> bool:
+        is_link = copy.wanted.target is not None
+        outside = is_link or self._complete.root(copy.path) is None
+        return outside and self._complete.is_sign(copy.path, is_link=is_link)
+
+    # -- removing -----------------------------------------------------------------------------
+
+    async def _release(self, verdict: Verdict, held: Iterable[WarmRow]) -> None:
+        rows = list(held)
+        if not all(map(self._is_in_store, rows)):
             return  # Written anew while others were removed.
-        await trio.to_thread.run_sync(self._remove, rows)
+        await self._tier.remove(rows)
         with self._meta.transaction():
             for row in rows:
                 row.state = WarmState.RELEASED
@@ -109,7 +180,20 @@ class Retention:
             nbytes=verdict.checkpoint.nbytes,
         )
 
-    def _remove(self, rows: Sequence[WarmRow]) -> None:
-        for row in rows:
-            self._tier.directory.remove(row.path)
-        self._tier.directory.sync([row.path for row in rows])
+
+def _is_held(row: WarmRow) -> bool:
+    return row.state == WarmState.HELD
+
+
+def _above(path: str) -> Iterator[str]:
+    """Every directory above a path, the nearest first."""
+    while path := posixpath.dirname(path):
+        yield path
+
+
+async def _gently(rows: Iterable[T]) -> AsyncIterator[T]:
+    """The rows, with rests in between."""
+    for count, row in enumerate(rows):
+        if count % _AT_A_TIME == 0:
+            await trio.lowlevel.checkpoint()
+        yield row

@@ -1,83 +1,73 @@
 """The warm tier: copies of what is saved, at the same paths, on a parallel or network filesystem.
 
-Works in rounds. A round begins with a snapshot: every name whose present content is sealed and has
-no copy yet, and every copy whose name has moved or gone. Then, in this order,
+Works in rounds. A round begins with a plan (`tiers.plan`): every name whose present content is
+sealed and has no copy yet, and every copy whose name has moved or gone. Then, in this order,
 
- 1. all new copies are staged, several at a time: bytes on the disk, under hidden names;
- 2. markers that have moved or gone are taken away, unless their place gets a new one;
- 3. other files get their place, in the order in which they were sealed;
- 4. then markers and symlinks do; 5. then other files that are gone are removed.
+ 1. new copies are staged, several at a time: bytes on the disk, under hidden names;
+ 2. signs (markers, pointers, symlinks) of checkpoints that the next step changes are taken away,
+    where they have moved or gone;
+ 3. files get their place, in the order in which they were sealed;
+ 4. then signs do, those of checkpoints first, each only when all that it tells of is there
+    (`tiers.complete`); the others are withheld until a later round;
+ 5. then what is gone is removed, signs first: unless a pointer that is withheld may still name it.
 
-So at every instant a marker in the tier has beside it all that was complete when it was, as in the
-bucket, with no other server asked. If content changed between the snapshot and its copy, the round
-ends before step 4, and the next one begins with a new snapshot.
+If content changed between the plan and its copy, the round ends before step 2, with files shown
+that replace nothing. Only copies that are as they were written are moved or removed: what somebody
+has touched is forgotten, and stays where it is.
 
 Runs on the trio thread; what touches the directory runs in other threads. A row of the table `warm`
 is written after what it tells of is on the disk, so a kill at any point repeats work at most.
+`lock` is held for a round, and by whoever else removes copies.
 """
 
 from __future__ import annotations
 
-import os
+import itertools
+import math
 import posixpath
-import stat
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import structlog
 import trio
 
 from cachefs.cache.device import CacheDevice
-from cachefs.cache.warmdir import Attributes, WarmDirectory
+from cachefs.cache.warmdir import WarmDirectory
 from cachefs.errors import CacheError
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow
-from cachefs.meta.warm import WantedRow, WarmRow, WarmState
-from cachefs.model import names
+from cachefs.meta.warm import WarmRow, WarmState
+from cachefs.tiers.complete import Complete, Sign
+from cachefs.tiers.plan import Copy, Plan, Planner, shown
+from cachefs.tiers.staging import Stager
 
 log = structlog.get_logger("cachefs.warm")
 
-_AT_ONCE = 4
-"""Files that are staged at a time."""
 _PAUSE = 0.2
 """Seconds between two rounds at least: what is saved together is copied together."""
 _DUTY = 20.0
 _RETRY = 5.0
+"""Seconds until what failed, or was withheld, is tried again though nothing has changed."""
+_LONGEST = 60.0
+"""The same, where a round costs that much."""
+_PATIENCE = 30.0
+"""Seconds that the directory may take to answer at all."""
+_UNKNOWN = "not looked at yet"
+
+Files = Sequence[tuple[str, int | None]]
+"""(path, size in bytes if known)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """Something to be shown: a cache file, a symlink, or a copy that has another path now."""
-
-    wanted: WantedRow
-    path: str
-    old: WarmRow | None
-    """The copy that this name had until now."""
-    moved: bool = False
-    """The old copy has the right content."""
-
-
-@dataclass(slots=True)
-class _Plan:
-    """One round."""
-
-    copies: list[_Copy] = field(default_factory=list)
-    leaving: list[str] = field(default_factory=list)
-    """Paths at which nothing will be."""
-    gone: list[WarmRow] = field(default_factory=list)
-    renamed: list[WarmRow] = field(default_factory=list)
-    """Rows without a copy whose name has another path now."""
-
-    @property
-    def empty(self) -> bool:
-        return not (self.copies or self.gone or self.renamed)
+async def _nothing(root: str) -> Files:
+    """Where one node saves alone."""
+    return ()
 
 
 class WarmTier:
     """Keeps the directory up to date, and answers what is in it.
 
-    `on_copied(nbytes)` is told of each new copy, `on_change()` that some survive more than before;
-    neither may raise.
+    `on_copied(nbytes)` is told of each new copy, `on_change()` that more is there than before, or
+    less to be waited for; neither may raise.
     """
 
     def __init__(
@@ -85,17 +75,24 @@ class WarmTier:
         meta: Meta,
         devices: Sequence[CacheDevice],
         directory: WarmDirectory,
-        *,
-        markers: Sequence[str],
-        temps: Sequence[str],
+        complete: Complete,
     ) -> None:
         self._meta = meta
-        self._devices = devices
         self.directory = directory
-        self._markers = markers
-        self._temps = temps
-        self.problem: str | None = "not looked at yet"
+        self._complete = complete
+        self._planner = Planner(meta, complete)
+        self.stager = Stager(meta, devices, directory)
+        self.lock = trio.Lock()
+        self.problem: str | None = _UNKNOWN
         """Why nothing can be copied at the moment; None when it can."""
+        self.withheld: frozenset[int] = frozenset()
+        """Names of signs that wait for what they tell of."""
+        self._awaited: set[int] = set()
+        """Generations that the store waits for."""
+        self._restless = False
+        """There is something to be tried again though nothing changes."""
+        self.elsewhere: Callable[[str], Awaitable[Files | None]] = _nothing
+        """What other nodes have saved of a checkpoint; None while that is not known."""
         self.on_copied: Callable[[int], None] = lambda nbytes: None
         self.on_change: Callable[[], None] = lambda: None
 
@@ -109,22 +106,53 @@ class WarmTier:
             return False
         return names_of >= {each.id for each in self._meta.dentries.of_inode(row.ino)}
 
+    def will_have(self, gen: int) -> bool:
+        """Whether a copy is on its way, and waits for nothing but its turn."""
+        wanting = self._meta.warm.wanting(gen) if self.problem is None else []
+        return bool(wanting) and all(self._may_come(each) for each in wanting)
+
+    def _may_come(self, dentry: int) -> bool:
+        path = self._planner.path_of(dentry)
+        if path is None or dentry in self.withheld or self._complete.is_temp(path):
+            return False
+        # What waits for the store is nothing that the store may wait for.
+        is_sign = self._complete.is_sign(path, is_link=False)
+        return not (is_sign and self._complete.waits_for_store)
+
+    def holds_back(self, gen: int) -> bool:
+        """Whether the store has to wait for a copy of a generation, where that is the policy."""
+        if self.problem is not None:
+            return self.problem == _UNKNOWN
+        if gen not in self._awaited and self.will_have(gen):
+            self._awaited.add(gen)
+        return gen in self._awaited
+
     def is_needed(self, row: GenerationRow) -> bool:
         """Whether a cache file must stay because the tier still wants it, and works."""
-        return self.problem is None and row.sealed_ns is not None and not self._is_settled(row)
+        return self.problem is None and bool(self._wanting(row.gen))
 
-    def _is_settled(self, row: GenerationRow) -> bool:
-        known = {each.dentry: each.gen for each in self._meta.warm.all_of_inode(row.ino)}
-        entries = self._meta.dentries.of_inode(row.ino)
-        return all(known.get(each.id) == row.gen for each in entries)
+    def _wanting(self, gen: int) -> dict[int, str]:
+        """Names, with their paths, that are to get a copy of a generation."""
+        names_of = self._meta.warm.wanting(gen)
+        paths = {each: self._planner.path_of(each) for each in names_of}
+        return {k: path for k, path in paths.items() if path and not self._complete.is_temp(path)}
 
     def note_evicted(self, row: GenerationRow) -> None:
         """A cache file goes though it was never copied: in the transaction that lets it go."""
-        if row.sealed_ns is None or self._is_settled(row):
-            return
-        for entry in self._meta.dentries.of_inode(row.ino):
-            path = self._meta.dentries.path(entry.parent, entry.name).decode()
-            self._meta.warm.put(WarmRow(entry.id, path, row.gen, row.size, 0, WarmState.MISSED))
+        for dentry, path in self._wanting(row.gen).items():
+            old = self._meta.warm.of_dentry(dentry)
+            self._put_lacking(old or WarmRow(dentry, path, 0, 0, 0), row.gen)
+
+    def distrust(self, row: WarmRow) -> None:
+        """A copy is damaged: it is not read again, and made anew once its content is here."""
+        with self._meta.transaction():
+            self._put_lacking(row, row.gen)
+        self.on_change()
+
+    def _put_lacking(self, row: WarmRow, gen: int) -> None:
+        """Where the copy before is stays known, so that it can be removed."""
+        row.gen, row.state = gen, WarmState.LACKING
+        self._meta.warm.put(row)
 
     # -- the task -----------------------------------------------------------------------------
 
@@ -135,213 +163,183 @@ class WarmTier:
             began = trio.current_time()
             try:
                 await self._meet()
-                while await self.round():
-                    pass
+                async with self.lock:
+                    goes_on = await self.round()
             except (OSError, CacheError) as error:
                 self._fail(str(error))
                 await trio.sleep(_RETRY)
                 continue
-            await trio.sleep(max(_PAUSE, (trio.current_time() - began) / _DUTY))
-            await event.wait()
+            cost = trio.current_time() - began
+            await trio.sleep(max(_PAUSE, cost / _DUTY))
+            if not goes_on:
+                rest = min(max(_RETRY, cost * _DUTY), _LONGEST)
+                with trio.move_on_after(rest if self._restless else math.inf):
+                    await event.wait()
+
+    async def look(self) -> None:
+        """Find out whether the directory can be used."""
+        try:
+            await self._meet()
+        except (OSError, CacheError) as error:
+            self._fail(str(error))
 
     async def _meet(self) -> None:
         """Make sure that the directory is the right one, whenever it did not work before."""
         if self.problem is None:
             return
         known = self._meta.setting("warm_id")
-        found = await trio.to_thread.run_sync(self.directory.open, known, abandon_on_cancel=True)
+        found = None
+        with trio.move_on_after(_PATIENCE):
+            found = await trio.to_thread.run_sync(
+                self.directory.open, known, abandon_on_cancel=True
+            )
+        if found is None:
+            raise CacheError(f"the warm tier {self.directory.directory} does not answer")
         if known is None:
             self._meta.set_setting("warm_id", found)
         self.problem = None
         log.info("the warm tier can be used", directory=str(self.directory.directory))
+        self.on_change()
 
     def _fail(self, reason: str) -> None:
-        if reason != self.problem:
-            log.warning("nothing is copied to the warm tier", reason=reason)
+        if reason == self.problem:
+            return
+        log.warning("nothing is copied to the warm tier", reason=reason)
         self.problem = reason
+        self.on_change()  # Nobody needs to wait for it any more.
 
     async def round(self) -> bool:
-        """One round; whether there may be more to do at once. Raises OSError."""
-        plan = self._snapshot()
-        if plan.empty:
-            return False
-        staged = await self._stage_all(plan.copies)
-        data = [each for each in plan.copies if not self._is_last(each)]
-        whole = staged >= {each.wanted.dentry for each in data}
+        """One round, by who holds `lock`; whether it has changed anything. Raises OSError."""
+        plan = await self._planner.plan()
+        moot = self._awaited - {each.wanted.gen for each in plan.copies}
+        moved = [each for each in plan.signs if each.moved]
+        staged = await self.stager.stage_all([*plan.data, *moved])
+        changed = self._forget_touched([e for e in plan.copies if e.moved], staged)
+        whole = all(each.dentry in staged for each in plan.data)
         if whole:
-            await self._remove([path for path in plan.leaving if self._is_marker(path)])
-        ready = [each for each in data if each.wanted.dentry in staged]
-        await self._show([each for each in ready if whole or each.old is None], plan)
+            await self.remove(self._planner.first_to_go(plan))
+        ready = [each for each in plan.data if each.dentry in staged]
+        changed |= await self._show([e for e in ready if whole or not plan.changes(e)], plan)
+        withheld = self.withheld
         if whole:
-            last = [each for each in plan.copies if self._is_last(each)]
-            shown = [e for e in last if e.wanted.dentry in staged and self._may_show(e)]
-            await self._show(shown, plan)
-            await self._remove([path for path in plan.leaving if not self._is_marker(path)])
-            self._settle(plan)
-        self.on_change()
-        return not whole
+            signs, withheld = await self._ready([e for e in plan.signs if e.dentry not in changed])
+            staged |= await self.stager.stage_all([each for each in signs if not each.moved])
+            ready = list(itertools.takewhile(lambda each: each.dentry in staged, signs))
+            changed |= await self._show(ready, plan)
+            changed |= await self._clear(plan, withheld)
+        self._restless = bool(withheld) or plan.lacking or not whole
+        self._note(plan, moot, withheld, changed)
+        return bool(changed)
 
-    def _snapshot(self) -> _Plan:
-        plan = _Plan()
-        rows = {row.dentry: row for row in self._meta.warm.all()}
-        for wanted in self._meta.warm.wanted():
-            path = self._path_of(wanted.dentry)
-            if path is not None and not names.is_temp(self._temps, path):
-                plan.copies.append(_Copy(wanted, path, rows.pop(wanted.dentry, None)))
-        staying = set()
-        for row in rows.values():
-            path = self._path_of(row.dentry)
-            if path is None:
-                plan.gone.append(row)
-            elif path == row.path:
-                staying.add(path)
-            elif row.state == WarmState.HELD:
-                plan.copies.append(_Copy(self._again(row), path, row, moved=True))
-            else:
-                row.path = path
-                plan.renamed.append(row)
-        staying |= {each.path for each in plan.copies}
-        old = [each.old for each in plan.copies if each.old is not None]
-        left = [row.path for row in (*old, *plan.gone) if row.state == WarmState.HELD]
-        plan.leaving = [path for path in dict.fromkeys(left) if path not in staying]
-        return plan
-
-    def _again(self, row: WarmRow) -> WantedRow:
-        entry = self._meta.dentries.by_id(row.dentry)
-        inode = self._meta.inodes.get(entry.ino) if entry is not None else None
-        ino, target = (inode.ino, inode.target) if inode is not None else (0, None)
-        return WantedRow(row.dentry, ino, row.gen, 0, 0, row.size, target)
-
-    def _path_of(self, dentry: int) -> str | None:
-        path = self._meta.dentries.path_of(dentry)
-        return path.decode() if path is not None else None
-
-    def _is_marker(self, path: str) -> bool:
-        return names.matches(self._markers, path)
-
-    def _is_last(self, copy: _Copy) -> bool:
-        """Whether it tells of others, and so waits for them."""
-        return copy.wanted.target is not None or self._is_marker(copy.path)
-
-    # -- staging ------------------------------------------------------------------------------
-
-    async def _stage_all(self, copies: Sequence[_Copy]) -> set[int]:
-        """The names whose content is staged, and still is what it was in the snapshot.
-
-        After an error nothing more is begun, and it is raised.
-        """
-        staged: set[int] = set()
-        errors: list[OSError] = []
-        waiting = iter(copies)
-
-        async def work() -> None:
-            for copy in waiting:
-                try:
-                    if not errors and await self._stage(copy):
-                        staged.add(copy.wanted.dentry)
-                except OSError as error:
-                    errors.append(error)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(_AT_ONCE, len(copies))):
-                nursery.start_soon(work)
-        if errors:
-            raise errors[0]
-        return staged
-
-    async def _stage(self, copy: _Copy) -> bool:
-        wanted = copy.wanted
-        name = str(wanted.dentry)
-        if wanted.target is not None:
-            await trio.to_thread.run_sync(self.directory.stage_link, name, wanted.target)
-            return True
-        if copy.moved:
-            assert copy.old is not None
-            return await trio.to_thread.run_sync(self._stage_moved, copy.old, copy.path)
-        if await self._stage_file(wanted):
-            return True
-        await trio.to_thread.run_sync(self.directory.drop, name)
-        return False
-
-    def _stage_moved(self, row: WarmRow, path: str) -> bool:
-        """In a thread. It may have been shown by a daemon that had no time to say so."""
-        name = str(row.dentry)
-        for place in (row.path, path):
-            if self.directory.is_as_written(place, row.size, row.mtime_ns):
-                self.directory.stage_again(name, place)
-                return True
-        return False
-
-    async def _stage_file(self, wanted: WantedRow) -> bool:
-        inode = self._meta.inodes.get(wanted.ino)
-        if inode is None or not self._is_current(wanted):
-            return False
-        attributes = Attributes(
-            stat.S_IMODE(inode.mode), inode.uid, inode.gid, inode.atime_ns, inode.mtime_ns
-        )
-        source = self._devices[wanted.device].path(wanted.file)
-        stage = self.directory.stage
-        try:
-            await trio.to_thread.run_sync(
-                stage, str(wanted.dentry), source, wanted.size, attributes
-            )
-        except OSError:
-            if self._is_current(wanted):
-                raise  # Not because the cache file went away meanwhile.
-        return self._is_current(wanted)
-
-    def _is_current(self, wanted: WantedRow) -> bool:
-        """Whether the content of the snapshot still is the name's, in the same cache file."""
-        gen = self._meta.generations.current(wanted.ino)
-        entry = self._meta.dentries.by_id(wanted.dentry)
-        if gen is None or entry is None or entry.ino != wanted.ino:
-            return False
-        return (gen.gen, gen.file, gen.device) == (wanted.gen, wanted.file, wanted.device)
+    def _note(
+        self, plan: Plan, moot: set[int], withheld: frozenset[int], changed: set[int]
+    ) -> None:
+        """Tell those who wait, if a round brought them anything."""
+        more = withheld - self.withheld
+        self.withheld = withheld
+        done = changed | withheld
+        self._awaited -= moot | {e.wanted.gen for e in plan.copies if e.dentry in done}
+        if changed or moot or more:
+            self.on_change()
 
     # -- showing ------------------------------------------------------------------------------
 
-    def _may_show(self, copy: _Copy) -> bool:
-        """Whether all that a marker or a symlink tells of is here."""
-        folder = posixpath.dirname(copy.path)
-        if copy.wanted.target is not None:
-            to = posixpath.normpath(posixpath.join(folder, os.fsdecode(copy.wanted.target)))
-            return not to.startswith(("/", "..")) and self.directory.holds(to)
-        return not self._meta.warm.missed_below(folder)
+    def _forget_touched(self, copies: Sequence[Copy], staged: set[int]) -> set[int]:
+        """Copies that were to be moved, and are not as they were written: a new one is made."""
+        touched = [each for each in copies if each.dentry not in staged]
+        with self._meta.transaction():
+            for each in touched:
+                row = WarmRow(each.dentry, each.path, 0, 0, 0)
+                self._put_lacking(row, each.wanted.gen)
+        return {each.dentry for each in touched}
 
-    async def _show(self, copies: Sequence[_Copy], plan: _Plan) -> None:
+    async def _ready(self, copies: Sequence[Copy]) -> tuple[list[Copy], frozenset[int]]:
+        """(signs that may be shown, one after the other; names of those that may not)."""
+        signs = await trio.to_thread.run_sync(lambda: [self.stager.read(each) for each in copies])
+        unshown = {each.dentry for each in copies}
+        ready = []
+        for copy, sign in zip(copies, signs, strict=True):
+            needs = self._complete.needs(sign, unshown)
+            if not needs.lacking and await self._has_others(sign, needs.foreign):
+                ready.append(copy)
+            else:
+                unshown.discard(copy.dentry)
+                log.debug("withheld from the warm tier", path=copy.path, lacking=needs.lacking[:3])
+            await trio.lowlevel.checkpoint()
+        return ready, frozenset(each.dentry for each in copies) - unshown
+
+    async def _has_others(self, sign: Sign, foreign: Files) -> bool:
+        """Whether all is in the tier that is not known from here alone."""
+        files = list(foreign)
+        for root in self._complete.roots(sign) if self._complete.waits_for_store else ():
+            more = await self.elsewhere(root)
+            if more is None:
+                return False
+            files += more
+        has_file = self.directory.has_file
+        return not files or await trio.to_thread.run_sync(
+            lambda: all(has_file(path, size) for path, size in files)
+        )
+
+    async def _show(self, copies: Sequence[Copy], plan: Plan) -> set[int]:
         if not copies:
-            return
-        rows = await trio.to_thread.run_sync(self._show_all, copies, frozenset(plan.leaving))
+            return set()
+        leaving = frozenset(row.path for row in plan.leaving)
+        rows = await trio.to_thread.run_sync(self._show_all, copies, leaving)
         with self._meta.transaction():
             for row in rows:
                 self._meta.warm.put(row)
         for row in rows:
             self.on_copied(row.size)
+        return {row.dentry for row in rows}
 
-    def _show_all(self, copies: Sequence[_Copy], leaving: frozenset[str]) -> list[WarmRow]:
+    def _show_all(self, copies: Sequence[Copy], leaving: frozenset[str]) -> list[WarmRow]:
         """In a thread: one after the other, then all names to the disk. What a copy leaves behind
         goes before the new place is on record, or nobody would know of it after a kill."""
         rows = []
         for copy in copies:
-            wanted = copy.wanted
-            mtime = self.directory.show(str(wanted.dentry), copy.path)
+            wanted, name = copy.wanted, str(copy.dentry)
+            mtime = self.directory.show(name, copy.path)
             rows.append(WarmRow(wanted.dentry, copy.path, wanted.gen, wanted.size, mtime))
+            if copy.moved:
+                self.directory.drop(name)  # It stays where both were links to one file.
             if copy.old is not None and copy.old.path in leaving:
-                self.directory.remove(copy.old.path)
+                self.directory.remove(shown(copy.old))
         self.directory.sync([row.path for row in rows])
         return rows
 
-    async def _remove(self, paths: Sequence[str]) -> None:
-        await trio.to_thread.run_sync(self._remove_all, paths)
+    # -- removing -----------------------------------------------------------------------------
 
-    def _remove_all(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self.directory.remove(path)
-        self.directory.sync(paths)
-
-    def _settle(self, plan: _Plan) -> None:
+    async def _clear(self, plan: Plan, withheld: frozenset[int]) -> set[int]:
+        """Remove what is gone; the names of which nothing is known any more."""
+        pointers = [
+            each.path
+            for each in plan.signs
+            if each.dentry in withheld
+            and each.path in plan.taken
+            and self._complete.root_of_sign(each.path) is None
+        ]
+        folders = tuple({posixpath.dirname(f"/{path}").rstrip("/") + "/" for path in pointers})
+        kept = {row.dentry for row in plan.gone if f"/{row.path}".startswith(folders)}
+        gone = [row for row in plan.gone if row.dentry not in kept]
+        over = {row.dentry for row in (*gone, *(row for row, _ in plan.renamed))}
+        await self.remove([row for row in plan.leaving if row.dentry in over])
         with self._meta.transaction():
-            for row in plan.gone:
+            for row in gone:
                 self._meta.warm.forget(row.dentry)
-            for row in plan.renamed:
-                self._meta.warm.put(row)
+            for row, path in plan.renamed:
+                self._meta.warm.put(WarmRow(row.dentry, path, row.gen, 0, 0, row.state))
+        return over
+
+    async def remove(self, rows: Sequence[WarmRow]) -> None:
+        """Remove copies, by who holds `lock`: signs first, so that nobody takes the rest for whole.
+        Those that somebody has touched stay. Raises OSError."""
+        signs = [row for row in rows if self._planner.is_sign(row)]
+        others = [row for row in rows if not self._planner.is_sign(row)]
+        for each in filter(None, (signs, others)):
+            await trio.to_thread.run_sync(partial(self._remove_all, each))
+
+    def _remove_all(self, rows: Sequence[WarmRow]) -> None:
+        for row in rows:
+            self.directory.remove(shown(row))
+        self.directory.sync([row.path for row in rows])

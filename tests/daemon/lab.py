@@ -18,10 +18,11 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from cachefs import config
-from cachefs.cache.filler import open_filler
+from cachefs.cache.filler import Filler, open_filler
 from cachefs.daemon.compose import Parts, compose, open_storage
 from cachefs.daemon.handlers import make_handlers
 from cachefs.daemon.services import Lanes, Services
+from cachefs.daemon.tiering import ReadWarm, read_nothing
 from cachefs.errors import CachefsError, StoreError
 from cachefs.observe.control import Handler
 from cachefs.observe.metrics import Metrics
@@ -53,6 +54,7 @@ class Bucket:
         self.damage: list[bool] = []
         self.waiting = 0
         """Requests that are held up."""
+        self.read_warm: ReadWarm = read_nothing
 
     def hold(self, method: str | None = None, *, after: int = 0) -> None:
         """Answer nothing (or no `method` any more, `after` so many) until `let_go`."""
@@ -89,6 +91,8 @@ class Bucket:
 
     async def fetch(self, key: str, path: str, start: int, end: int, if_match: str | None) -> int:
         """As the filler asks for it; `damage` says which of the next pieces come out wrong."""
+        if await self.read_warm(key, path, start, end, if_match):
+            return end - start
         damaged = bool(self.damage and self.damage.pop(0))
         body = await self.call("get_bytes", key=key, start=start, end=end, if_match=if_match)
         if damaged:
@@ -247,9 +251,14 @@ async def lab(
     storage = open_storage(settings)
     bucket = Bucket(store)
     metrics = Metrics()
+
+    def connect(_: object, read_warm: ReadWarm) -> Filler:
+        bucket.read_warm = read_warm
+        return filler
+
     try:
         async with open_filler(bucket.fetch, chunk=CHUNK) as filler, trio.open_nursery() as nursery:
-            parts = compose(settings, storage, bucket, lambda *_: filler, None, metrics)  # type: ignore[arg-type]
+            parts = compose(settings, storage, bucket, connect, None, metrics)  # type: ignore[arg-type]
             parts.namespace.make_root()
             parts.storage.meta.inodes.set_listed(ROOT, 1)
             services = _services(settings, parts, metrics)
@@ -293,6 +302,7 @@ def _services(settings: config.Settings, parts: Parts, metrics: Metrics) -> Serv
         degraded=lambda: False,
         metrics_address=None,
         sync_meta=parts.sync_meta,
+        tiering=parts.tiering,
     )
 
 

@@ -224,6 +224,23 @@ def test_cache_directory_inside_the_mountpoint(lab: Lab) -> None:
     assert "lies inside the mountpoint" in text
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("{mountpoint}", "lies inside the mountpoint"),
+        ("{mountpoint}/warm", "lies inside the mountpoint"),
+        ("{cache}/warm", "lies inside the cache directory"),
+        ("{root}/store/warm", "lies inside the store"),
+        ("{root}/file", "is not a directory"),
+    ],
+)
+def test_a_warm_tier_that_cannot_work(lab: Lab, place: str, why: str) -> None:
+    (lab.root / "file").touch()
+    warm = place.format(mountpoint=lab.mountpoint, cache=lab.cache, root=lab.root)
+    words = [f"file://{lab.root}/store", str(lab.mountpoint), "--cache-dir", str(lab.cache)]
+    assert why in refused(lab, [*words, "-o", f"tiers.warm={warm}"])
+
+
 def test_bad_configuration(lab: Lab) -> None:
     words = ["file:///tmp/s", str(lab.mountpoint), "--cache-dir", str(lab.cache)]
     assert "flush.settle" in refused(lab, [*words, "-o", "flush.setle=1s"], 2)

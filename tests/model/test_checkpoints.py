@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from cachefs.model.checkpoints import Checkpoint, checkpoint_root, find, is_marker, step_of
+from cachefs.model.checkpoints import (
+    Checkpoint,
+    checkpoint_root,
+    find,
+    is_marker,
+    is_named_by,
+    step_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,3 +87,34 @@ def test_markers() -> None:
         assert is_marker(name)
     for name in ("model.bin", "config.json", "a/latest.d/x"):
         assert not is_marker(name)
+
+
+@pytest.mark.parametrize(
+    ("root", "pointer", "text"),
+    [
+        ("run/step-5", "run/latest", "step-5\n"),
+        ("run/step-5", "run/latest", "step-5/"),
+        ("run/step-5", "latest", "run/step-5"),
+        ("run/step-5", "run/latest", "/mnt/elsewhere/run/step-5"),
+        ("run/step-5", "run/latest", "../run/step-5"),
+        ("m/iter_0000500", "m/latest_checkpointed_iteration.txt", "500"),
+        ("t/ckpt-7", "t/checkpoint", 'model_checkpoint_path: "ckpt-7"\nall_model_check'),
+    ],
+)
+def test_a_pointer_names_a_checkpoint(root: str, pointer: str, text: str) -> None:
+    assert is_named_by(root, pointer, text)
+
+
+@pytest.mark.parametrize(
+    ("root", "pointer", "text"),
+    [
+        ("run/step-50", "run/latest", "step-5"),
+        ("other/step-5", "run/latest", "step-5"),
+        ("other/step-5", "run/latest", "5"),
+        ("run/step-5", "run/latest", ""),
+        ("run/step-5", "run/latest", "\xb2"),
+        ("run/step-5", "run/latest", "release"),
+    ],
+)
+def test_a_pointer_names_no_other(root: str, pointer: str, text: str) -> None:
+    assert not is_named_by(root, pointer, text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +18,7 @@ checkpoints = st.lists(
         nbytes=st.integers(0, 100),
         changed_ns=st.integers(NOW - 1000, NOW),
         safe=st.booleans(),
+        named=st.sampled_from(["", "latest"]),
     ),
     max_size=12,
 )
@@ -48,7 +51,7 @@ def test_only_what_is_safe_goes_and_the_newest_safe_one_stays(
     assert {v.checkpoint for v in verdicts} == set(kept)
     assert len(verdicts) == len(kept)
     leaving = [v.checkpoint for v in verdicts if v.goes]
-    assert all(each.safe for each in leaving)
+    assert all(each.safe and not each.named for each in leaving)
     assert all(v.reason for v in verdicts if v.goes)
     safe = [each for each in kept if each.safe]
     if safe:
@@ -83,6 +86,14 @@ def test_as_many_as_fit() -> None:
 
 def test_young_ones_are_kept() -> None:
     assert gone(Rules(age_ns=int(2.5e9)), made(4)) == ["step-0", "step-10"]
+
+
+def test_what_a_pointer_names_stays_and_counts() -> None:
+    kept = made(4)
+    kept[0] = replace(kept[0], named="latest")
+    verdicts = judge(Rules(newest=2), kept, NOW)
+    assert [v.checkpoint.root for v in verdicts if v.goes] == ["step-10"]
+    assert verdicts[-1].reason == "named by latest"
 
 
 def test_what_the_next_tier_lacks_is_kept_and_said() -> None:

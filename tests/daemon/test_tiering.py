@@ -1,0 +1,230 @@
+"""What the warm tier moves, removes, reads and keeps: round by round, without a kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cachefs.meta.warm import WarmState
+from cachefs.vfs.attributes import ROOT
+from tests.daemon.lab import CHUNK, until
+from tests.daemon.tier import Warm, in_tier, save
+
+# ---- copies that somebody touches --------------------------------------------------------------
+
+
+@in_tier(flusher=False)
+async def test_only_copies_as_written_are_removed(warm: Warm) -> None:
+    for name in ("a", "b", "c"):
+        await warm.write(name)
+    await warm.link("l", "a")
+    await warm.link("m", "a")
+    await warm.settle()
+    (warm.directory / "b").write_text("mine")
+    (warm.directory / "c").unlink()
+    (warm.directory / "m").unlink()
+    (warm.directory / "m").symlink_to("b")
+    for name in ("a", "b", "c", "l", "m"):
+        await warm.lab.remove(name)
+    await warm.settle()
+    assert warm.shown() == {"b": "mine", "m": "b"}
+    assert warm.lab.services.meta.warm.all() == [], "and forgotten"
+    assert not await warm.round()
+
+
+@in_tier(flusher=False)
+async def test_a_touched_copy_is_not_moved(warm: Warm) -> None:
+    """The new place gets what the name has; what somebody wrote stays where it is."""
+    await warm.write("a", "one")
+    await warm.write("step-1/a.bin", "two")
+    await warm.write("step-1/_SUCCESS")
+    await warm.settle()
+    (warm.directory / "a").write_text("mine")
+    (warm.directory / "step-1/a.bin").write_text("also")
+    await warm.lab.rename("a", "b")
+    await warm.lab.rename("step-1", "step-2")
+    await warm.settle()
+    await warm.settle()
+    assert warm.shown() == {
+        "a": "mine", "b": "one", "step-1/a.bin": "also", "step-2/a.bin": "two",
+        "step-2/_SUCCESS": "x",
+    }  # fmt: skip
+    assert not await warm.round()
+
+
+@in_tier()
+async def test_a_touched_copy_without_its_content_ends_no_other_copies(warm: Warm) -> None:
+    await warm.write("a", "one")
+    await warm.settle()
+    await warm.lab.wait()
+    assert (await warm.lab.ask("evict", paths=["a"]))["files"] == 1
+    (warm.directory / "a").write_text("mine")
+    await warm.lab.rename("a", "b")
+    await warm.write("c", "three")
+    await warm.settle()
+    assert warm.shown() == {"a": "mine", "c": "three"}
+    assert warm.row_of("b").state == WarmState.LACKING
+    assert not await warm.round(), "no rounds for what cannot be done"
+    assert await warm.read("b") == b"one"
+    await warm.settle()
+    assert warm.shown() == {"a": "mine", "b": "one", "c": "three"}
+
+
+@in_tier()
+async def test_a_moved_marker_that_must_wait_is_not_lost(warm: Warm) -> None:
+    """Its checkpoint moves, and one file of that cannot follow yet."""
+    await warm.write("step-1/a.bin")
+    await warm.write("step-1/_SUCCESS", "done")
+    await warm.settle()
+    await warm.lab.wait()
+    assert (await warm.lab.ask("evict", paths=["step-1"]))["files"] == 2
+    (warm.directory / "step-1/a.bin").write_text("mine")
+    await warm.lab.rename("step-1", "step-2")
+    await warm.settle()
+    assert "step-2/_SUCCESS" not in warm.shown()
+    await warm.read("step-2/a.bin")
+    await warm.settle()
+    assert warm.shown()["step-2/_SUCCESS"] == "done"
+
+
+@in_tier()
+async def test_what_is_needed_in_the_cache(warm: Warm) -> None:
+    """What is to be copied: not what has a temporary name, nor a log that is still written."""
+    generations = warm.lab.services.meta.generations
+    await warm.tier.look()
+    await warm.write("a.bin")
+    await warm.write("b.tmp")
+    for name, needed in ((b"a.bin", True), (b"b.tmp", False)):
+        inode = warm.lab.services.meta.inodes.lookup(ROOT, name)
+        assert inode is not None
+        row = generations.current(inode.ino)
+        assert row is not None
+        assert warm.tier.is_needed(row) is needed
+    fh = await warm.lab.open("train.log")
+    await warm.lab.put(fh, b"line")
+    (opened,) = warm.lab.parts.table.open_for_writing()
+    assert warm.lab.parts.snapshots.take(opened)
+    assert not any(warm.tier.is_needed(row) for row in generations.of_inode(opened.ino))
+    warm.lab.close(fh)
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+
+@in_tier()
+async def test_a_damaged_copy_is_not_read_again_and_made_anew(warm: Warm) -> None:
+    """Its size and time are as they were."""
+    body = "0123456789abcdef" * (2 * CHUNK // 16)
+    await warm.write("f.bin", body)
+    await warm.settle()
+    await warm.lab.wait()
+    copy = warm.directory / "f.bin"
+    at = copy.stat()
+    copy.write_text("?" * len(body))
+    os.utime(copy, ns=(at.st_atime_ns, at.st_mtime_ns))
+    assert (await warm.lab.ask("evict", paths=["f.bin"]))["files"] == 1
+    fetched: list[str] = []
+    call = warm.lab.bucket.call
+
+    async def counted(method: str, /, **arguments: Any) -> Any:
+        fetched.append(method)
+        return await call(method, **arguments)
+
+    warm.lab.bucket.call = counted  # type: ignore[method-assign]
+    assert await warm.read("f.bin") == body.encode()
+    assert fetched.count("get_bytes") == 2, "the second time from the store"
+    await warm.settle()
+    assert copy.read_text() == body
+    assert (await warm.lab.ask("evict", paths=["f.bin"]))["files"] == 1
+    fetched.clear()
+    assert await warm.read("f.bin") == body.encode()
+    assert "get_bytes" not in fetched
+
+
+# ---- retention ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sign", ["text", "symlink", "member", "coming"])
+@in_tier("tiers.warm_newest=1")
+async def test_what_a_pointer_names_is_kept(warm: Warm, sign: str) -> None:
+    for step in (1, 2, 3):
+        await save(warm, step)
+        await warm.settle()
+    if sign == "symlink":
+        await warm.link("current", "step-1")
+    elif sign == "member":  # It shares a file with an older one.
+        await warm.link("step-3/base.bin", "../step-1/a.bin")
+    else:
+        await warm.write("latest", "step-1")
+    await warm.lab.wait()
+    if sign != "coming":
+        await warm.settle()
+    told = await warm.tiering.retain(dry_run=True)
+    assert {v.checkpoint.root: (v.goes, "named by" in v.reason) for v in told} == {
+        "step-1": (False, True), "step-2": (True, False), "step-3": (False, False),
+    }  # fmt: skip
+    await warm.tiering.retain(dry_run=False)
+    assert {path.split("/")[0] for path in warm.shown() if "/" in path} == {"step-1", "step-3"}
+
+
+@in_tier("tiers.warm_newest=1")
+async def test_a_checkpoint_of_which_something_lacks_is_not_the_newest_safe_one(
+    warm: Warm,
+) -> None:
+    await save(warm, 1)
+    await warm.settle()
+    await save(warm, 2)
+    await warm.settle()
+    await warm.lab.wait()
+    warm.tier.distrust(warm.row_of("step-2/a.bin"))
+    told = await warm.tiering.retain(dry_run=True)
+    assert not any(verdict.goes for verdict in told)
+
+
+@in_tier("tiers.warm_newest=1")
+async def test_a_checkpoint_that_its_shards_tell_of_is_removed_whole(warm: Warm) -> None:
+    for name in ("one", "two"):
+        await warm.write(f"{name}/model-00001-of-00001.safetensors")
+        await warm.write(f"{name}/config.json")
+        await warm.write(f"{name}/tokenizer/vocab.txt")
+        await warm.write(f"{name}/model.safetensors.index.json", "{}")
+        await warm.settle()
+    await warm.lab.wait()
+    await warm.tiering.retain(dry_run=False)
+    assert {path.split("/")[0] for path in warm.shown()} == {"two"}
+    assert len(warm.shown()) == 4
+
+
+# ---- before the bucket -------------------------------------------------------------------------
+
+
+@in_tier("tiers.warm_policy=before", "flush.settle=0s")
+async def test_the_bucket_waits_for_the_copy(warm: Warm) -> None:
+    """Of what the tier is to have; what it cannot take now goes on."""
+    assert warm.lab.parts.queue.holds_back(1), "before anybody knows whether it can be used"
+    await warm.tier.look()
+    await warm.only_in_store("step-1/lost.bin")
+    await warm.write("f.bin")
+    await warm.write("step-1/_SUCCESS")
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert warm.lab.bucket.keys() == ["step-1/lost.bin"]
+    await warm.settle()
+    assert set(warm.shown()) == {"f.bin"}
+    await until(lambda: len(warm.lab.bucket.keys()) == 3)
+
+
+@in_tier("tiers.warm_policy=before", "flush.settle=0s")
+async def test_the_bucket_does_not_wait_for_a_tier_that_does_not_work(warm: Warm) -> None:
+    await warm.tier.look()
+    await warm.write("f.bin")
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    assert warm.lab.bucket.keys() == []
+    shutil.rmtree(warm.directory)
+    warm.lab.nursery.start_soon(warm.tier.run, warm.lab.parts.queue.next_change)
+    await until(lambda: warm.lab.bucket.keys() == ["f.bin"])
+    assert warm.tiering.status()["error"] is not None
