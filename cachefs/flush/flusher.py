@@ -35,6 +35,7 @@ from cachefs.failpoints import Change
 from cachefs.flush.beside import Beside
 from cachefs.flush.client import StoreClient, delay
 from cachefs.flush.committer import Conflict, Moot
+from cachefs.flush.late import LateRequests
 from cachefs.flush.publisher import Publisher
 from cachefs.flush.queue import BLOCKED, CONFLICTED, PENDING, EffectQueue
 from cachefs.meta import Meta
@@ -93,6 +94,7 @@ class Flusher:
         self._queue = queue
         self._publisher = publisher
         self._client = client
+        self._late = LateRequests(meta, queue, client)
         self._beside = Beside(meta, queue, client, publisher)
         self._tasks = tasks
         self._barriers = barriers
@@ -130,8 +132,9 @@ class Flusher:
             await trio.sleep(_SWEEP)
 
     async def sweep_now(self) -> None:
-        """Abort uploads of generations that no effect publishes."""
+        """Abort uploads of generations that no effect publishes, and delete what came late."""
         await self._publisher.multipart.sweep(lambda gen: bool(gen and self._queue.of_gen(gen)))
+        await self._late.sweep()
 
     def _forget_gone(self) -> None:
         gone = [effect for effect in self._trouble if effect not in self._queue.effects]

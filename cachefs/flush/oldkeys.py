@@ -8,7 +8,7 @@ entry's name is now, an object is that entry's *source*, and nobody's to delete 
 from __future__ import annotations
 
 from cachefs.flush.pending import PENDING, PendingEffects
-from cachefs.meta.rows import DentryRow, EffectRow
+from cachefs.meta.rows import DentryRow, EffectRow, ObjectRow
 from cachefs.model.effects import EffectKind
 
 
@@ -75,6 +75,18 @@ class OldKeys(PendingEffects):
                 number, number, PENDING, None, now, now,
             )
         )  # fmt: skip
+
+    def _deleted(self, row: ObjectRow) -> None:
+        """The bucket holds nothing under a key now; what is unanswered may come yet."""
+        if row.intents is None:
+            self._meta.objects.remove(row.key)
+            return
+        row.dentry, row.etag, row.mtime_ns = None, "", self._clock()
+        self._meta.objects.put(row)
+
+    def is_unused(self, key: str) -> bool:
+        """Whether a key is no entry's, and no pending effect's."""
+        return self._entry_at(key) is None and not self._order.on_key(key)
 
     def _cancel_unpublish(self, key: str, dentry: int) -> None:
         """The key's object belongs to a name again: its own, or one that will overwrite it."""

@@ -406,7 +406,7 @@ class EffectQueue(Replaced):
                     continue
                 known = self._meta.objects.get(effect.key)
                 if known is not None and (known.dentry is None or known.dentry == effect.dentry):
-                    self._meta.objects.remove(effect.key)
+                    self._deleted(known)
                 if effect.id in self.effects:
                     self._drop(effect)
 

@@ -100,6 +100,13 @@ class Objects:
         self._db.execute("UPDATE object SET dentry=NULL WHERE dentry=?", (dentry,))
         return keys
 
+    def unanswered(self) -> list[ObjectRow]:
+        """Deleted keys for which requests are without an answer."""
+        rows = self._db.all(
+            f"SELECT {_COLUMNS} FROM object WHERE dentry IS NULL AND etag='' AND intents NOT NULL"
+        )
+        return [_row(row) for row in rows]
+
     def remove(self, key: str) -> None:
         """The bucket no longer holds it."""
         self._note(key)

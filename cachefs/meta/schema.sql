@@ -81,7 +81,8 @@ CREATE INDEX generation_pending ON generation (state) WHERE state NOT IN ('open'
 CREATE TABLE object (
     key      TEXT PRIMARY KEY,
     dentry   INTEGER,               -- whose content it shows; NULL: that name is gone, to be deleted
-    etag     TEXT NOT NULL,
+                                    -- (or deleted: etag '' and intents, until none can land any more)
+    etag     TEXT NOT NULL,         -- '': it is not known to hold anything
     size     INTEGER NOT NULL,
     crc64    INTEGER,               -- full-object CRC64NVME, when this node uploaded it
     gen      INTEGER,               -- generation whose bytes it holds; NULL: another writer's
@@ -89,7 +90,8 @@ CREATE TABLE object (
                                     -- publish overwrites (it was renamed over this name)
     parts    TEXT,                  -- JSON [[size, crc64], ...] of the last upload, for comparing
     meta     TEXT,                  -- JSON of the object's user metadata as last written or read
-    mtime_ns INTEGER NOT NULL,      -- since when it is shown: by our clock, or LastModified
+    mtime_ns INTEGER NOT NULL,      -- since when it is shown: by our clock, or LastModified; of a
+                                    -- deleted key, when it was deleted
     intents  TEXT                   -- JSON [[size, user metadata], ...] of what was sent to this key
                                     -- without an answer: if the key holds one of these, it is ours
 ) WITHOUT ROWID;

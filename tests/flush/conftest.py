@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,16 @@ import trio
 
 from tests.flush.memory import Fault, MemoryJobs, MemoryStore
 from tests.flush.world import World, now_ns
+
+LIVED: Counter[str] = Counter()
+"""What the random lives of this run were, in all."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LIVED:
+        counts = ", ".join(f"{count:,} {name}" for name, count in LIVED.items())
+        terminalreporter.write_line(f"random lives of a tree: {counts}")
+
 
 LARGE = bytes(random.Random(1).choices(b"abcdefgh", k=200))
 """Content that takes several parts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class MemoryStore:
         self.on_change: list[Callable[[], None]] = []
         self._clock = clock
         self._numbers = 0
+        self._put_off: list[tuple[str, dict[str, Any]]] = []
 
     def probe(self) -> Capabilities:
         return Capabilities(True, True, True, True, True)
@@ -225,6 +227,21 @@ class MemoryStore:
     def abort_upload(self, key: str, upload_id: str) -> None:
         self.uploads.pop(upload_id, None)
 
+    # -- what takes its time ------------------------------------------------------------------
+
+    def put_off(self, method: str, arguments: dict[str, Any]) -> None:
+        """A request that nobody waits for any more is still to be carried out."""
+        if "body" in arguments:
+            arguments = {**arguments, "body": _read(arguments["body"])}
+        self._put_off.append((method, arguments))
+
+    def catch_up(self) -> None:
+        """Carry out what was put off."""
+        while self._put_off:
+            method, arguments = self._put_off.pop(0)
+            with suppress(StoreError):
+                getattr(self, method)(**arguments)
+
     # -- inside -------------------------------------------------------------------------------
 
     def _make(
@@ -312,6 +329,8 @@ class Fault:
     error: StoreError
     after: bool = False
     """It takes effect first, and only its reply is lost."""
+    late: bool = False
+    """It takes effect once the store catches up (`MemoryStore.catch_up`)."""
 
 
 Chooser = Callable[[str, dict[str, Any]], Fault | None]
@@ -334,10 +353,13 @@ class MemoryJobs:
         self.latency = latency
         self.dead = False
         self.log: list[tuple[str, str]] = []
+        self.failed = 0
+        """Requests that something went wrong with."""
         self._chance = chance or random.Random(0)
 
     async def call(self, method: str, /, **arguments: Any) -> Any:
         fault = self.faults(method, arguments)
+        self.failed += fault is not None
         self.log.append((method, str(arguments.get("key") or arguments.get("dst") or "")))
         try:
             await self._travel()
@@ -346,6 +368,8 @@ class MemoryJobs:
                 self._do_for_nobody(method, arguments)
             raise
         if fault is not None and not fault.after:
+            if fault.late:
+                self.store.put_off(method, arguments)
             raise fault.error
         result = getattr(self.store, method)(**arguments)
         await self._travel()

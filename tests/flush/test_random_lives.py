@@ -4,14 +4,20 @@ A watcher sees every state of the store. Whatever happens, no reader is ever mis
 store behaves the bucket shows the tree exactly: nothing is lost, nothing counts as durable that is
 not there, and neither uploads nor cache files are left over.
 
-`CACHEFS_TEST_SCHEDULES` is how many lives are lived, `CACHEFS_TEST_SEED` one seed to live again;
-with `CACHEFS_TEST_NOTE` each act is printed.
+100 lives by default, 2,000 with `-m soak`, which take about twenty minutes of one processor:
+
+    python -m pytest -m soak tests/flush/test_random_lives.py
+
+At its end pytest tells how many lives, deaths, requests and faults that were, and how many states
+of the store the watcher looked at. `CACHEFS_TEST_SCHEDULES` is how many lives are lived,
+`CACHEFS_TEST_SEED` one seed to live again; with `CACHEFS_TEST_NOTE` each act is printed.
 """
 
 from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -21,6 +27,7 @@ import pytest
 import trio
 
 from tests.flush.actor import Actor
+from tests.flush.conftest import LIVED
 from tests.flush.memory import Killed, MemoryJobs, MemoryStore, RandomFaults
 from tests.flush.world import START_NS, World, run, seeded
 
@@ -60,6 +67,20 @@ class Life:
         self.faults = RandomFaults(random.Random(seed + 1), hardship.faults)
         self.actor = Actor(self.chance, self.store, note=NOTE)
         self.hardship = hardship
+        self.jobs: list[MemoryJobs] = []
+        """Of each daemon."""
+
+    def count(self) -> Counter[str]:
+        """What it was."""
+        return Counter(
+            {
+                "lives": 1,
+                "deaths": len(self.jobs) - 1,
+                "requests": sum(len(jobs.log) for jobs in self.jobs),
+                "faults": sum(jobs.failed for jobs in self.jobs),
+                "states of the store": self.actor.watcher.looks,
+            }
+        )
 
     async def live(self) -> None:
         for _ in range(self.hardship.deaths):
@@ -82,6 +103,7 @@ class Life:
             latency=self.chance.choice([0.001, 0.05, 2.0]),
             faults=self.faults,
         )
+        self.jobs.append(jobs)
         return World.running(self.directory, self.store, jobs)
 
     async def _until_death(self) -> None:
@@ -114,6 +136,7 @@ def live(seed: int, directory: Path, kind: str) -> None:
     except BaseException as error:
         error.add_note(f"{kind}, CACHEFS_TEST_SEED={seed}: {life.actor.watcher.violations}")
         raise
+    LIVED.update(life.count())
 
 
 def schedules(count: int) -> list[tuple[str, range]]:
