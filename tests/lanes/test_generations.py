@@ -177,6 +177,8 @@ def test_versions_follow_each_other(
         mount.wait(timeout=60)
     for name, body in second.items():
         allowed = {"", name_of(FIRST), name_of(body)}
+        if name == empty.__name__:  # what it was between its two steps, if they were slow
+            allowed.add(name_of(b""))
         assert set(observer.seen[name]) <= allowed, (name, observer.seen[name])
         assert bucket.get(name) == body, name
 
