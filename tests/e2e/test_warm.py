@@ -105,8 +105,10 @@ def watch(warm: str, stop: str) -> list[str]:
 def test_a_marker_never_comes_before_what_it_tells_of(
     mounted: MountFactory, bucket: Any, warm: Path, client: Client, tmp_path: Path
 ) -> None:
-    """Saves in a temporary directory that is renamed, with a pointer, killed twice on the way."""
-    mount = mounted(bucket, options=options(warm), allow=KILLED)
+    """Saves in a temporary directory that is renamed, with a pointer, killed twice on the way; the
+    bucket gets it all, after the tier."""
+    more = {"tiers.warm_policy": "before"}
+    mount = mounted(bucket, options=options(warm) | more, allow=KILLED)
     stop = tmp_path / "stop"
     watcher = client.start(watch, str(warm), str(stop))
     for number in range(6):
@@ -126,6 +128,8 @@ def test_a_marker_never_comes_before_what_it_tells_of(
     stop.touch()
     assert watcher.result(20) == []
     assert len(shown(warm)) == 6 * 3 + 1
+    mount.wait()
+    assert len(bucket.keys()) == 6 * 3 + 1
     assert list((warm / ".cachefs/staging").rglob("*.safetensors")) == []
 
 
