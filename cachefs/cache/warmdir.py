@@ -93,6 +93,11 @@ class WarmDirectory:
         self._staging.mkdir(parents=True)
         return found
 
+    def check(self) -> None:
+        """Raises OSError when the filesystem is not mounted any more: what is not found then is not
+        gone."""
+        self._staging.stat()
+
     def _claim(self, name: Path) -> str:
         name.parent.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):  # Another node was faster.

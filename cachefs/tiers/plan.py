@@ -58,6 +58,11 @@ class Plan:
         """All that is to be shown."""
         return [*self.data, *self.signs]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.data or self.signs or self.gone or self.renamed)
+
     def changes(self, copy: Copy) -> bool:
         """Whether a copy replaces another, or leaves its place."""
         return copy.path in self.taken or copy.moved

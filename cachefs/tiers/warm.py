@@ -212,6 +212,11 @@ class WarmTier:
         """One round, by who holds `lock`; whether it has changed anything. Raises OSError."""
         plan = await self._planner.plan()
         moot = self._awaited - {each.wanted.gen for each in plan.copies}
+        if plan.is_empty:
+            self._restless = plan.lacking
+            self._note(plan, moot, frozenset(), set())
+            return False
+        await trio.to_thread.run_sync(self.directory.check)
         moved = [each for each in plan.signs if each.moved]
         staged = await self.stager.stage_all([*plan.data, *moved])
         changed = self._forget_touched([e for e in plan.copies if e.moved], staged)
@@ -340,6 +345,7 @@ class WarmTier:
             await trio.to_thread.run_sync(partial(self._remove_all, each))
 
     def _remove_all(self, rows: Sequence[WarmRow]) -> None:
+        self.directory.check()
         for row in rows:
             self.directory.remove(shown(row))
         self.directory.sync([row.path for row in rows])

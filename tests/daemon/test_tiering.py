@@ -38,6 +38,24 @@ async def test_only_copies_as_written_are_removed(warm: Warm) -> None:
 
 
 @in_tier(flusher=False)
+async def test_what_is_not_found_while_the_filesystem_is_away_is_not_forgotten(warm: Warm) -> None:
+    for name in ("a", "b"):
+        await warm.write(name)
+    await warm.settle()
+    away = warm.directory.with_name("away")
+    warm.directory.rename(away)
+    warm.directory.mkdir()  # the bare mount point
+    await warm.lab.remove("a")
+    await warm.lab.rename("b", "c")
+    with pytest.raises(FileNotFoundError):
+        await warm.round()
+    warm.directory.rmdir()
+    away.rename(warm.directory)
+    await warm.settle()
+    assert warm.shown() == {"c": "x"}
+
+
+@in_tier(flusher=False)
 async def test_a_touched_copy_is_not_moved(warm: Warm) -> None:
     """The new place gets what the name has; what somebody wrote stays where it is."""
     await warm.write("a", "one")
