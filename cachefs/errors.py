@@ -77,6 +77,10 @@ class CacheBusy(CacheError):
     errno = errno.EBUSY
 
 
+class DeviceMissing(CacheError):
+    """There is no such disk, or none that answers."""
+
+
 class CacheFull(CacheError):
     """No room in the cache, and nothing that may be evicted."""
 

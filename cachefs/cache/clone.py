@@ -13,6 +13,8 @@ import os
 from collections.abc import Iterator
 from typing import Literal
 
+from cachefs.cache.system import write_all
+
 CloneMethod = Literal["reflink", "copy"]
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int), linux/fs.h
@@ -48,6 +50,21 @@ def clone_file(source: int, target: int) -> CloneMethod:
         copy_range(source, target, start, end)
     os.ftruncate(target, size)  # where the source was cut short meanwhile, too
     return "copy"
+
+
+def make_equal(source: int, target: int) -> int:
+    """Make `target` (a descriptor open for reading and writing) equal to `source`, writing only
+    what differs; returns its size. Each byte is at any time what it was or what it is to be."""
+    size = os.fstat(source).st_size
+    if not os.fstat(target).st_size:
+        clone_file(source, target)
+        return os.fstat(target).st_size
+    for start in range(0, size, _BUFFER):
+        wanted = os.pread(source, min(_BUFFER, size - start), start)
+        if wanted != os.pread(target, len(wanted), start):
+            write_all(target, wanted, start)
+    os.ftruncate(target, size)
+    return size
 
 
 def data_extents(fd: int, size: int) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """A cache device: one directory on a local filesystem, one cache file per generation.
 
     <directory>/LOCK                 exclusive flock, pid of the owner
+    <directory>/device               its name, by which the database knows it
     <directory>/heartbeat            a few bytes, written to see whether the device answers
     <directory>/meta/                first device only: database, reserve, journal of small files
     <directory>/salvaged/            what was set aside, for a person to look at; never counted
@@ -8,7 +9,7 @@
 
 Every call is a plain system call or two, made at once, and raises OSError. Whether to make it on
 the event loop's thread or in another is the caller's choice by `direct_ok`. Only the constructor
-raises `CacheError`, a message for people.
+raises `CacheError`, a message for people; `DeviceMissing` where its disk seems not to be there.
 
 Threads: any. The one piece of shared state, which directory entries are not yet synced, has a lock
 that is never held over a system call.
@@ -27,11 +28,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from cachefs.cache import lease, marks, system
+from cachefs.cache.claiming import claim, make_top, unusable
 from cachefs.cache.clone import CloneMethod, clone_file
 from cachefs.cache.heartbeat import Heartbeat
-from cachefs.cache.lock import DeviceLock
 from cachefs.cache.system import DeviceKind
-from cachefs.errors import CacheError
 from cachefs.failpoints import Point, reach
 from cachefs.model.survival import Level
 
@@ -76,13 +76,13 @@ class CacheDevice:
         self.size_limit = size_limit
         self._survives = survives
         self._files = f"{self.directory}/files"
-        _make_top(self.directory)
-        self._lock = _claim(self.directory)
+        make_top(self.directory)
+        self._lock = claim(self.directory)
         try:
             self._prepare()
         except OSError as err:
             self._lock.release()
-            raise _unusable(self.directory, err) from err
+            raise unusable(self.directory, err) from err
         self._sync_state = threading.Lock()
         self._unsynced: set[int] = set()
         self._clean_shards: set[str] = set()
@@ -189,6 +189,10 @@ class CacheDevice:
     def failure(self) -> str | None:
         """Why it is not healthy."""
         return self._heartbeat.failure
+
+    def look(self) -> None:
+        """Find out whether it is still there, though nobody uses it. Blocks; for a thread."""
+        self._heartbeat.check_now()
 
     @property
     def slow_total(self) -> int:
@@ -439,44 +443,6 @@ class CacheDevice:
         See `cache.lease`. LeaseUnsupported.
         """
         return lease.writer_open(self.path(gen))
-
-
-def _make_top(directory: Path) -> None:
-    try:
-        directory.mkdir(_DIRECTORY_MODE)
-    except FileExistsError:
-        if not directory.is_dir():
-            raise CacheError(
-                f"cache directory {directory} is not a directory", hint="give a directory"
-            ) from None
-    except FileNotFoundError as err:
-        raise CacheError(
-            f"cannot create cache directory {directory}: {directory.parent} does not exist",
-            hint="create it, or mount the disk that belongs there",
-        ) from err
-    except OSError as err:
-        raise _unusable(directory, err) from err
-
-
-def _claim(directory: Path) -> DeviceLock:
-    try:
-        return DeviceLock(directory / "LOCK")
-    except OSError as err:
-        raise _unusable(directory, err) from err
-
-
-def _unusable(directory: Path, err: OSError) -> CacheError:
-    hints = {
-        errno.EACCES: "let the daemon's user write there, or choose another --cache-dir",
-        errno.EPERM: "let the daemon's user write there, or choose another --cache-dir",
-        errno.EROFS: "choose a --cache-dir on a writable filesystem",
-        errno.ENOSPC: "free some space there, or choose another --cache-dir",
-    }
-    reason = os.strerror(err.errno) if err.errno else str(err)
-    return CacheError(
-        f"cannot use cache directory {directory}: {reason}",
-        hint=hints.get(err.errno or 0, "choose another --cache-dir"),
-    )
 
 
 def _fsync_directory(path: str) -> None:

@@ -98,6 +98,18 @@ class Heartbeat:
             self.slow_total += 1
             self._distrust_until = self._clock() + DISTRUST
 
+    def check_now(self) -> None:
+        """Look whether all is lost, beats or no beats. Blocks while the device does."""
+        try:
+            self._check()
+        except OSError as err:
+            self.fail(err)
+
+    def fail(self, err: OSError) -> None:
+        """All is lost, for that reason."""
+        if self.failure is None:
+            self.failure = err.strerror or str(err)
+
     def stop(self) -> None:
         """End the beats without waiting for one that hangs. Idempotent."""
         self._stopped = True
@@ -129,10 +141,34 @@ class Heartbeat:
                 self._check()
         except OSError as err:
             if err.errno not in (errno.ENOSPC, errno.EDQUOT):  # full is not broken
-                self.failure = err.strerror or str(err)
+                self.fail(err)
         self._beat_started = 0.0
         self._beat_done = self._clock()
         self.note(self._beat_done - started)
+
+
+class NoHeartbeat(Heartbeat):
+    """Of a device that is not there."""
+
+    def __init__(self, why: str) -> None:
+        self.slow_total = 0
+        self.failure = why
+
+    @property
+    def quick(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def stalled(self) -> bool:
+        """Always."""
+        return True
+
+    def note(self, seconds: float) -> None:
+        """Nothing takes any time."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
 
 
 def _open_preallocated(path: Path) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.system import DeviceKind
+from cachefs.model.survival import Level
 
 _SPEED = {DeviceKind.RAM: 0, DeviceKind.DISK: 1, DeviceKind.NETWORK: 2}
 
@@ -22,14 +23,19 @@ class Placement:
         self._turn = 0
         self._chosen_at = {ledger.device.index: 0 for ledger in ledgers}
 
-    def choose(self, expected_size: int) -> SpaceLedger | None:
-        """The device for a new file of about `expected_size` bytes; None when no device is healthy.
+    def choose(self, expected_size: int, *, outlives: Level = Level.NONE) -> SpaceLedger | None:
+        """The device for a new file of about `expected_size` bytes; None when no device is healthy
+        whose bytes survive more than `outlives`.
 
         The fastest kind that has room and is below its high watermark; among devices of one kind
         the one with most headroom. A device that is slow at the moment comes last of its kind. When
         nothing has room: the device with most headroom, and admission decides.
         """
-        healthy = [ledger for ledger in self._ledgers if ledger.device.healthy]
+        healthy = [
+            each
+            for each in self._ledgers
+            if each.device.healthy and each.device.survives > outlives
+        ]
         if not healthy:
             return None
         if len(healthy) == 1:

@@ -132,7 +132,9 @@ def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cache", _filled(cache)
     for device in cache["devices"]:
         path = output.printable(device["path"])
-        yield "", f"{path}: {device['kind']}, {_filled(device)}, survives {device['survives']}"
+        text = f"{path}: {device['kind']}, {_filled(device)}, survives {device['survives']}"
+        error = device.get("error")
+        yield "", f"{text}; FAILED: {output.printable(error)}" if error else text
 
 
 def _filled(space: Mapping[str, Any]) -> str:

@@ -185,11 +185,18 @@ class Waitlist:
         """Whether the cache device gives the level. Without its metadata no file is one."""
         if self._level is Level.SITE:
             return False
-        levels = [self._services.devices[0].survives]
+        levels = [self._services.home.survives]
         gen = self._meta.generations.get(row.gen) if row.gen is not None else None
         if gen is not None:
-            levels.append(self._services.devices[gen.device].survives)
+            levels.append(self._device_level(gen))
         return min(levels) >= self._level
+
+    def _device_level(self, gen: GenerationRow) -> Level:
+        """What a cache file survives once it is synced; in RAM, once it is spilled."""
+        spiller = self._services.spiller
+        if gen.device in spiller.volatile and spiller.problem is None:
+            return spiller.level
+        return self._services.devices[gen.device].survives
 
     def _may_be_warm(self, row: EffectRow) -> bool:
         """Whether a copy in the warm tier gives the level, and one will come."""
@@ -221,9 +228,27 @@ class Waitlist:
 
     def note_synced(self) -> None:
         """Forget what only had to reach the device, and has."""
-        unsynced = self._summary.unsynced()
-        for effect in [i for i in self.local if self.effects[i].gen not in unsynced]:
-            self._drop(effect)
+        spiller = self._services.spiller
+        unsynced = self._summary.unsynced(spiller.volatile)
+        for effect in list(self.local):
+            gen = self.effects[effect].gen
+            if gen not in unsynced or self._is_warm(gen):
+                self._drop(effect)
+        failed = not all(each.healthy for each in self._services.devices)
+        if self.local and (failed or spiller.problem is not None):
+            self._leave_to_the_store()
+
+    def _leave_to_the_store(self) -> None:
+        """Nothing leaves RAM, or a device that failed, but by way of the store."""
+        spiller, devices = self._services.spiller, self._services.devices
+        for effect in list(self.local):
+            gen = self._meta.generations.get(self.effects[effect].gen or 0)
+            if gen is None:
+                continue
+            stays = spiller.problem is not None and gen.device in spiller.volatile
+            if stays or not devices[gen.device].healthy:
+                self.local.discard(effect)
+                self._queue.hurry([effect])
 
     def note_copied(self) -> None:
         """Forget what only had to reach the warm tier, and has; what it cannot take goes to the

@@ -100,6 +100,9 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
         pressure_ratio=restraint.pressures if restraint else {},
         cache_used_bytes={str(each.device.directory): each.used for each in services.ledgers},
         cache_size_bytes={str(each.device.directory): each.limit for each in services.ledgers},
+        cache_healthy={
+            str(each.device.directory): int(each.device.healthy) for each in services.ledgers
+        },
         takeovers_total=services.takeovers(),
         warm_usable=services.tiering is not None and services.tiering.tier.problem is None,
         degraded=services.degraded(),

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import structlog
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.filler import Filler
-from cachefs.cache.ledger import SpaceLedger, resolve_limits
+from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.placement import Placement
 from cachefs.config import Settings
 from cachefs.daemon.census import open_keys
 from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.restraint import make_restraint
 from cachefs.daemon.session import BucketReader, StoreSession
+from cachefs.daemon.storage import Storage
 from cachefs.daemon.tasks import MetaSync, Syncer
 from cachefs.daemon.tiering import ReadWarm, Tiering, read_nothing
-from cachefs.errors import CacheError, Corrupt
+from cachefs.errors import Corrupt
 from cachefs.flush.client import StoreClient
 from cachefs.flush.commits import Commits
 from cachefs.flush.flusher import Flusher
@@ -31,12 +30,10 @@ from cachefs.flush.pacing import Pacing
 from cachefs.flush.pressure import Restraint
 from cachefs.flush.publisher import Publisher
 from cachefs.flush.queue import EffectQueue
-from cachefs.flush.reboot import Reboots
 from cachefs.flush.recovery import Recovery
 from cachefs.fuse.lanes import PassthroughLanes
 from cachefs.fuse.tap import Tap
 from cachefs.meta import Meta
-from cachefs.meta.database import Damaged, SchemaTooNew, disk_error
 from cachefs.model.checkpoints import checkpoint_root
 from cachefs.model.effects import OrderRules, is_unordered
 from cachefs.model.pacer import PacerRules
@@ -49,16 +46,18 @@ from cachefs.vfs.files import Files
 from cachefs.vfs.lanes import LaneKeeper, TrackedOnly
 from cachefs.vfs.leaving import Leaving
 from cachefs.vfs.namespace import Namespace
-from cachefs.vfs.opened import Lane, OpenTable
+from cachefs.vfs.opened import Lane, OpenInode, OpenTable
 from cachefs.vfs.plausible import PlausibleReader
 from cachefs.vfs.prefetch import Prefetcher
 from cachefs.vfs.refreshing import Refresher
 from cachefs.vfs.remote import RemoteView
+from cachefs.vfs.rescuing import Rescuer
 from cachefs.vfs.rewriting import Rewriter
 from cachefs.vfs.rounds import Rounds
 from cachefs.vfs.smallfiles import SmallFiles
 from cachefs.vfs.snapshots import Snapshots
 from cachefs.vfs.space import Space
+from cachefs.vfs.spilling import Spiller
 from cachefs.vfs.texts import text_of
 from cachefs.vfs.virtual import Inspector
 
@@ -66,91 +65,6 @@ log = structlog.get_logger("cachefs.daemon")
 
 _TASKS_PER_REQUEST = 4
 """Effects in progress for each request in flight: some wait for the database or their turn."""
-
-
-@dataclass(slots=True)
-class Storage:
-    """Cache devices, their space, and the database: what a mount has before it has a store."""
-
-    devices: list[CacheDevice]
-    ledgers: list[SpaceLedger]
-    meta: Meta
-
-    def close(self) -> None:
-        """Give everything up."""
-        self.meta.close()
-        for device in self.devices:
-            device.close()
-
-
-def open_storage(settings: Settings) -> Storage:
-    """Lock the cache devices and open the database. Raises CacheError."""
-    devices: list[CacheDevice] = []
-    try:
-        for index, path in enumerate(settings.cache.dirs):
-            devices.append(CacheDevice(index, path))
-        meta = open_meta(devices)
-        return Storage(devices, _ledgers(settings, devices, meta), meta)
-    except BaseException:
-        for device in devices:
-            device.close()
-        raise
-
-
-def open_meta(devices: Sequence[CacheDevice]) -> Meta:
-    """The database of a cache, made if the cache is new: never an empty one over files that are
-    there. Raises CacheError."""
-    path = devices[0].meta_dir / "cachefs.db"
-    is_new = all(next(device.list_generations(), None) is None for device in devices)
-    try:
-        meta = Meta(path, may_create=is_new)
-        if meta.db.lost_commits and not Reboots(meta).happened():
-            raise Damaged(f"{path}-wal is damaged: {meta.db.lost_commits} changes are beyond reach")
-        return meta
-    except SchemaTooNew as error:
-        raise CacheError(str(error), hint=error.hint) from error
-    except (Damaged, sqlite3.DatabaseError) as error:
-        if disk_error(error) is not None:
-            raise _unreadable(path, error) from error
-        what = str(error) if isinstance(error, Damaged) else f"{path} cannot be read: {error}"
-        raise CacheError(
-            what,
-            hint="nothing was changed; `cachefs fsck CACHE_DIR --salvage DIR` writes out the files "
-            "that are in the cache",
-        ) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: Path, error: Exception) -> CacheError:
-    return CacheError(
-        f"the metadata database {path} cannot be opened: {error}",
-        hint="nothing was changed; see the free space and the health of that disk",
-    )
-
-
-def _ledgers(settings: Settings, devices: list[CacheDevice], meta: Meta) -> list[SpaceLedger]:
-    used = [device.allocated_total() for device in devices]
-    size = settings.cache.size
-    if size is None:
-        remembered = meta.setting("cache_size")
-        size = int(remembered) if remembered else None
-    limits = resolve_limits(devices, size, used)
-    if settings.cache.size is None:
-        meta.set_setting("cache_size", str(sum(limits)))
-    ledgers = []
-    for device, limit, mine in zip(devices, limits, used, strict=True):
-        ledger = SpaceLedger(
-            device,
-            limit,
-            high=settings.cache.high_watermark,
-            low=settings.cache.low_watermark,
-            meta_reserve=settings.cache.meta_reserve if device.index == 0 else 0,
-        )
-        ledger.charge(mine)
-        ledger.restore_reserve()
-        ledgers.append(ledger)
-    return ledgers
 
 
 def prefix_of(url: str) -> str:
@@ -191,6 +105,8 @@ class Parts:
     commits: Commits
     prefetcher: Prefetcher
     small: SmallFiles
+    spiller: Spiller
+    rescuer: Rescuer
 
 
 def compose(
@@ -231,19 +147,20 @@ def compose(
         gid=owner[1],
         umask=settings.mount.umask,
     )
-    lasting = devices[0].survives > Level.PROCESS
+    lasting = storage.home.survives > Level.PROCESS
     tiering = None
     if settings.tiers.warm is not None:
         tiering = Tiering(settings, meta, devices, queue, metrics)
     sync_meta = MetaSync(meta, lasting=lasting)
     client.before_change = sync_meta
-    meta.db.on_full = ledgers[0].release_reserve
+    meta.db.on_full = storage.make_room
     lanes, announce = _lanes(settings, ledgers, tap)
+    placement = Placement(ledgers)
     contents = Contents(
         meta,
         queue,
         devices,
-        Placement(ledgers),
+        placement,
         make_filler(client, tiering.read if tiering is not None else read_nothing),
         remote,
         lanes,
@@ -275,7 +192,20 @@ def compose(
         wait_when_full=settings.cache.full == "wait",
         sync_meta=sync_meta,
     )
-    small = SmallFiles(meta, queue, contents, files, ledgers, lanes, announce)
+    journal = storage.home.meta_dir / "journal"
+    small = SmallFiles(meta, queue, contents, files, ledgers, lanes, announce, journal)
+    spiller = Spiller(
+        meta,
+        queue,
+        table,
+        contents,
+        placement,
+        ledgers,
+        files.admission,
+        sync_meta=sync_meta,
+        lasting=lasting,
+    )
+    connect_spiller(spiller, files, lanes, metrics)
     rules = _order_rules(settings)
     snapshots = Snapshots(
         meta,
@@ -317,6 +247,8 @@ def compose(
         single_put_max=settings.flush.single_put_max,
         owner=owner,
     )
+    rescuer = Rescuer(meta, queue, contents)
+    contents.rescue = publisher.decay.rescue = rescuer.rescue
     publisher.on_durable = metrics.histogram("cachefs_durable_lag_seconds").observe
     retries = metrics.counter("cachefs_upload_retries_total")
     flusher = Flusher(
@@ -340,9 +272,11 @@ def compose(
     )
     syncer = Syncer(meta, queue, contents, sync_meta)
     inspector = Inspector(meta, queue, table, devices, settings.store.url)
+    inspector.home = storage.home
     eviction = Eviction(meta, queue, table, contents, sweep=leaving.sweep)
     if tiering is not None:
         tiering.attach(inspector, eviction, contents, commits)
+        rescuer.find = tiering.regain
     return Parts(
         storage=storage,
         queue=queue,
@@ -371,7 +305,28 @@ def compose(
         prefetcher=_prefetcher(settings, meta, files, contents, ledgers),
         refresher=_refresher(settings, meta, queue, table, namespace, remote, metrics),
         small=small,
+        spiller=spiller,
+        rescuer=rescuer,
     )
+
+
+def connect_spiller(spiller: Spiller, files: Files, lanes: LaneKeeper, metrics: Metrics) -> None:
+    """Tell those who have to know of it."""
+
+    def ask_always(opened: OpenInode) -> None:
+        files.note_changes()
+        for handle in files.table.handles_of(opened):
+            lanes.withdraw(handle)
+
+    def ask_less(opened: OpenInode) -> None:
+        for handle in files.table.handles_of(opened):
+            lanes.moved(handle)
+
+    spiller.before_move, spiller.after_move = ask_always, ask_less
+    spiller.on_spilled = metrics.counter("cachefs_spilled_bytes_total").inc
+    if spiller.active:
+        files.shelter = spiller.shelter
+        files.admission.move_away = spiller.move_open
 
 
 def _prefetcher(
@@ -427,8 +382,7 @@ def _lanes(
 ) -> tuple[LaneKeeper, Callable[..., bool]]:
     if tap is None:
         return TrackedOnly(), lambda handle: True
-    headroom = int(settings.mount.passthrough_headroom * sum(each.limit for each in ledgers))
-    lanes = PassthroughLanes(tap, ledgers, headroom=headroom)
+    lanes = PassthroughLanes(tap, ledgers, headroom=settings.mount.passthrough_headroom)
     return lanes, lanes.announce
 
 

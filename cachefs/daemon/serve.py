@@ -21,9 +21,9 @@ import trio
 from cachefs import failpoints
 from cachefs.cache.filler import Filler, open_filler
 from cachefs.cache.reaper import Reaper
-from cachefs.daemon import selfreport, tasks
+from cachefs.daemon import devices, selfreport, tasks
 from cachefs.daemon.arguments import CLEAN, FAILED, REMAINS, UPGRADE, Arguments
-from cachefs.daemon.compose import Parts, Storage, compose, fetcher, open_storage
+from cachefs.daemon.compose import Parts, compose, fetcher
 from cachefs.daemon.handlers import (
     Remaining,
     drain,
@@ -33,6 +33,7 @@ from cachefs.daemon.handlers import (
 )
 from cachefs.daemon.services import Lanes, Services
 from cachefs.daemon.session import StoreSession, WrongStore
+from cachefs.daemon.storage import Storage, open_storage
 from cachefs.daemon.takeover import restore_handles
 from cachefs.daemon.tiering import ReadWarm, Tiering
 from cachefs.errors import CachefsError, MountError, StoreError
@@ -106,6 +107,9 @@ class Server:
             open_movers(store, settings.flush.movers, settings.flush.threads) as pool,
             _LateFiller(self._metrics) as late,
         ):
+            self._warnings += storage.warnings()
+            for warning in self._warnings:
+                log.error(warning)
             parts = compose(settings, storage, pool, late.connect, tap, self._metrics)
             await self._meet_store(parts)
             await self._serve(parts, pool, tap, reason)
@@ -236,10 +240,12 @@ class Server:
             contents=parts.contents,
             inspector=parts.inspector,
             devices=parts.storage.devices,
+            home=parts.storage.home,
             ledgers=parts.storage.ledgers,
             flusher=parts.flusher,
             resolver=parts.resolver,
             eviction=parts.eviction,
+            spiller=parts.spiller,
             commits=parts.commits,
             metrics=self._metrics,
             started_at=self._started_at,
@@ -262,16 +268,22 @@ class Server:
         if parts.session.problem is not None:
             if parts.session.is_fresh or parts.session.problem != "not asked yet":
                 self._warnings.append(f"the store cannot be used: {parts.session.problem}")
-            make_room = parts.storage.ledgers[0].release_reserve
+            make_room = parts.storage.make_room
             nursery.start_soon(tasks.keep_going, parts.session.keep_trying, make_room)
         evicted = self._metrics.counter("cachefs_evicted_bytes_total")
+        overruns = self._metrics.counter("cachefs_overruns_total")
         reaper = Reaper(
-            parts.storage.ledgers, parts.eviction, on_evicted=lambda _, size: evicted.inc(size)
+            parts.storage.ledgers,
+            parts.eviction,
+            on_evicted=lambda _, size: evicted.inc(size),
+            on_overrun=lambda _, gen: overruns.inc(),
         )
-        make_room = parts.storage.ledgers[0].release_reserve
+        make_room = parts.storage.make_room
         background: list[Callable[[], Awaitable[None]]] = [
             reaper.run,
             parts.syncer.run,
+            parts.spiller.run,
+            parts.rescuer.run,
             parts.leaving.run,
             parts.snapshots.run,
             parts.publisher.decay.run,
@@ -283,6 +295,7 @@ class Server:
             partial(tasks.record_uses, parts.files),
             partial(tasks.retry_seals, parts.files, make_room),
             partial(refresh_snapshot, services),
+            partial(devices.watch, services, small.renew),
         ]
         if parts.tiering is not None:
             background.append(parts.tiering.run)
@@ -305,7 +318,7 @@ class Server:
     async def _when_usable(self, parts: Parts) -> None:
         """Nothing is sent to a store before it is known to be the right one."""
         await parts.session.usable.wait()
-        make_room = parts.storage.ledgers[0].release_reserve
+        make_room = parts.storage.make_room
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tasks.keep_going, parts.flusher.sweep, make_room)
             nursery.start_soon(tasks.keep_going, parts.flusher.run, make_room)
@@ -362,6 +375,7 @@ class Server:
                 await services.commits.write_due()
             self._code = REMAINS if remaining.files else CLEAN
         try:
+            await tasks.empty_ram(services)
             await tasks.bring_to_disk(services.meta, services.devices)
             await services.sync_meta()
         except (OSError, sqlite3.Error) as error:

@@ -21,6 +21,7 @@ from cachefs.vfs.eviction import Eviction
 from cachefs.vfs.files import Files
 from cachefs.vfs.namespace import Namespace
 from cachefs.vfs.opened import OpenTable
+from cachefs.vfs.spilling import Spiller
 from cachefs.vfs.virtual import Inspector
 
 
@@ -51,11 +52,14 @@ class Services:
     contents: Contents
     inspector: Inspector
     devices: Sequence[CacheDevice]
+    home: CacheDevice
+    """The device that the database is on."""
     ledgers: Sequence[SpaceLedger]
     """One per device, in the same order."""
     flusher: Flusher
     resolver: Resolver
     eviction: Eviction
+    spiller: Spiller
     commits: Commits
     metrics: Metrics
     started_at: float

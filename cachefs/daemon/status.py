@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import os
 import stat
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import trio
 
-from cachefs.daemon import census
+from cachefs.daemon import census, devices
 from cachefs.daemon.checkpoints import CheckpointIndex
 from cachefs.daemon.paths import Spot, absolute, key_in
 from cachefs.daemon.services import Services
@@ -72,7 +73,8 @@ class StatusReport:
         }
 
     def _cache(self) -> dict[str, Any]:
-        devices = [
+        used = list(devices.in_use(self._services))
+        told = [
             {
                 "path": str(ledger.device.directory),
                 "kind": str(ledger.device.kind),
@@ -80,13 +82,15 @@ class StatusReport:
                 "size_bytes": ledger.limit,
                 "survives": str(ledger.device.survives),
                 "healthy": ledger.device.healthy,
+                "error": ledger.device.failure,
             }
             for ledger in self._services.ledgers
+            if ledger.device in used
         ]
         return {
             "used_bytes": sum(ledger.used for ledger in self._services.ledgers),
             "size_bytes": sum(ledger.limit for ledger in self._services.ledgers),
-            "devices": devices,
+            "devices": told,
         }
 
     def _effects(self) -> list[dict[str, Any]]:
@@ -137,7 +141,14 @@ class StatusReport:
             for row in heapq.nsmallest(MOST, self._queue.in_trouble(), key=in_order)
             if self._troubles.word(row) is not None
         ]
-        return [*errors, *self._held()][:MOST]
+        known = {each["path"] for each in errors}
+        errors += [each for each in self._elsewhere() if each["path"] not in known]
+        return errors[:MOST]
+
+    def _elsewhere(self) -> Iterator[dict[str, str]]:
+        """What no effect tells of."""
+        yield from self._held()
+        yield from itertools.islice(devices.lost_files(self._services), MOST)
 
     def _held(self) -> Iterator[dict[str, str]]:
         """Generations that lost their writer: nobody publishes them unasked."""

@@ -45,6 +45,8 @@ _RECOUNT_PAUSES = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 _SUPERSEDE_INTERVAL = 0.2
 """Seconds between looks for checkpoints to skip."""
 _HELD_INTERVAL = 5.0
+_RAM_PATIENCE = 60.0
+"""Seconds that an orderly end gives to what has to be copied from RAM."""
 _DISK_PATIENCE = 10.0
 """Seconds that an orderly end waits for the disks."""
 
@@ -187,12 +189,19 @@ class Syncer:
         device.sync_dir(row.file)
 
 
+async def empty_ram(services: Services) -> None:
+    """At an orderly end: what the store lacks leaves RAM, as far as there is room and time."""
+    if services.spiller.active:
+        with trio.move_on_after(_RAM_PATIENCE):
+            await services.spiller.round()
+
+
 async def bring_to_disk(meta: Meta, devices: Sequence[CacheDevice]) -> None:
     """At an orderly end: what is in the cache then survives whatever happens to the machine."""
     if meta.generations.in_states(GenState.OPEN):
         return  # Somebody goes on writing.
     with trio.move_on_after(_DISK_PATIENCE):
-        for device in devices:
+        for device in (each for each in devices if each.healthy):
             await trio.to_thread.run_sync(sync_filesystem, device.directory, abandon_on_cancel=True)
         Reboots(meta).all_is_on_disk()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from cachefs.errors import StoreError
 from cachefs.flush.commits import Commits
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
+from cachefs.meta.rows import GenerationRow
 from cachefs.model import names
 from cachefs.model.retention import Rules, Verdict
 from cachefs.observe.metrics import Metrics
@@ -152,6 +154,34 @@ class Tiering:
         if row is not None:
             log.error("a copy may be damaged: it is not read any more", path=row.path)
             self.tier.distrust(row)
+
+    async def regain(self, row: GenerationRow, path: str) -> bool:
+        """The bytes of a generation into a cache file, on the disk, if a copy has them."""
+        directory = self.tier.directory
+
+        def copy() -> bool:
+            for known in self._meta.warm.of_gen(row.gen):
+                if directory.read_into(shown(known), path, 0, row.size):
+                    with open(path, "rb+") as file:
+                        file.truncate(row.size)
+                        os.fsync(file.fileno())
+                    return True
+            return False
+
+        if self.tier.problem is not None and not await self._comes():
+            return False
+        try:
+            return await trio.to_thread.run_sync(copy, abandon_on_cancel=False)
+        except OSError as error:
+            log.warning("a copy cannot be read", generation=row.gen, reason=str(error))
+            return False
+
+    async def _comes(self) -> bool:
+        """Whether the tier can be used soon: it is looked at when the mount begins."""
+        with trio.move_on_after(_FIRST_LOOK):
+            while self.tier.problem is not None:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        return self.tier.problem is None
 
     def status(self) -> dict[str, Any]:
         """For `status`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 import trio
@@ -40,6 +40,8 @@ class Decay:
         self._meta = meta
         self._client = client
         self._path_of = path_of
+        self.rescue: Callable[[int], Awaitable[bool]] = _lost
+        """Awaited with a generation whose cache file is gone; whether it is back."""
         self._sound: set[int] = set()
         """Generations that were compared by this process."""
 
@@ -67,6 +69,9 @@ class Decay:
         """The cache file to upload, which is as long as it was when it was closed, and holds the
         same bytes as far as that is known. Raises CacheFileDamaged, OSError."""
         path = self._path_of(gen)
+        if not os.path.lexists(path) and await self.rescue(gen.gen):
+            gen = self._meta.generations.get(gen.gen) or gen
+            path = self._path_of(gen)
         try:
             size = os.stat(path).st_size
         except FileNotFoundError:
@@ -91,3 +96,8 @@ class Decay:
     def forget(self, gen: int) -> None:
         """It is in the store."""
         self._sound.discard(gen)
+
+
+async def _lost(gen: int) -> bool:
+    """There is no other place to look."""
+    return False

@@ -11,6 +11,8 @@ at rows and at the names of cache files, never at content.
   (only its release was not seen), logs, and all with `flush.held = "publish"`; but none that a
   process still writes to, past the end of its mount (passthrough goes on without a connection);
 - effects whose generation is being rewritten stay blocked until it is sealed;
+- a generation in RAM that is lost goes on with its copy on a disk, if it has one; but what was
+  written to since that was made is held;
 - after the machine went down, what was never synced is held as well, and copies of what the store
   has are read again (see `flush.reboot`);
 - cache files without a row belong to creations that were never answered, or to generations whose
@@ -27,17 +29,18 @@ from dataclasses import dataclass
 
 import structlog
 
+from cachefs.cache.absent import AbsentDevice
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.lease import LeaseUnsupported
 from cachefs.cache.system import boot_id
 from cachefs.errors import Refused
 from cachefs.failpoints import Change, Point, reach
-from cachefs.flush import orphans
+from cachefs.flush import copies, orphans
 from cachefs.flush.queue import BLOCKED, PENDING, EffectQueue
 from cachefs.flush.reboot import NOT_ON_DISK, Reboots
 from cachefs.meta import Meta
 from cachefs.meta.rows import EffectRow, GenerationRow, InodeRow
-from cachefs.model.states import DAMAGED, Event, GenState, advance
+from cachefs.model.states import DAMAGED, TRANSITIONS, Event, GenState, advance
 
 log = structlog.get_logger("cachefs.recovery")
 
@@ -109,6 +112,8 @@ class Recovery:
         reach(Point.RECOVER_AFTER_REMEMBER)
         self._drop_snapshots()
         reach(Point.RECOVER_AFTER_SNAPSHOTS)
+        copies.settle(self._meta, self._queue, self._devices, publish_held=self._publish_held)
+        reach(Point.RECOVER_AFTER_COPIES)
         held = self._settle_open(open_inodes)
         reach(Point.RECOVER_AFTER_OPEN)
         for ino in self._meta.inodes.unlinked():
@@ -230,7 +235,7 @@ class Recovery:
 
     def _why_unfinished(self, row: GenerationRow) -> str | None:
         """None for a file that is whole, or wanted as it is."""
-        if self._mount_lives and row.state == GenState.OPEN:
+        if self._mount_lives and row.state == GenState.OPEN and row.error != NOT_ON_DISK:
             return None
         if self._publish_held or self._names_log(row.ino):
             return None
@@ -264,7 +269,7 @@ class Recovery:
                 self._clear(
                     device, number, known_once=number <= self._last_file and not self._forgetful
                 )
-            missing += self._note_missing(device.index, known - found)
+            missing += self._note_missing(device, known - found)
         return highest, missing
 
     def _clear(self, device: CacheDevice, number: int, *, known_once: bool) -> None:
@@ -277,16 +282,34 @@ class Recovery:
             moved = device.set_aside(number)
             log.warning("recovered a cache file that nobody knows, set aside", file=moved)
 
-    def _note_missing(self, device: int, numbers: set[int]) -> int:
+    def _note_missing(self, device: CacheDevice, numbers: set[int]) -> int:
         count = 0
         for row in self._meta.generations.in_states(*GenState) if numbers else ():
-            if row.device != device or row.file not in numbers:
+            if row.device != device.index or row.file not in numbers:
                 continue
-            if row.state == GenState.DURABLE:
+            if row.state != GenState.DURABLE:
+                count += 1
+                self._lose(row, device)
+            elif not isinstance(device, AbsentDevice):  # That may come back, with its copies.
                 with self._meta.transaction(Change.FORGET_MISSING):
                     self._meta.generations.remove(row.gen)
                     self._meta.inodes.clear_gen(row.ino, row.gen)
-            else:
-                count += 1
-                log.error("a dirty cache file is missing", generation=row.gen, file=row.file)
         return count
+
+    def _lose(self, row: GenerationRow, device: CacheDevice) -> None:
+        """A dirty cache file is not where it should be: told, and what waits for it is stopped. It
+        is looked for again at each start."""
+        names = self._meta.dentries.of_inode(row.ino)
+        paths = [self._meta.dentries.path(name.parent, name.name).decode() for name in names]
+        path = paths[0] if paths else f"inode {row.ino}"
+        reason = f"{DAMAGED}: it is gone with {device.directory}"
+        if isinstance(device, AbsentDevice):
+            reason = f"{DAMAGED}: {device.directory} is missing: {device.failure}"
+        log.error("a dirty cache file is missing", path=path, device=str(device.directory))
+        after = TRANSITIONS[GenState(row.state)].get(Event.REFUSE)
+        if after is None and row.state != GenState.HELD:
+            return
+        with self._meta.transaction(Change.LOSE):
+            self._meta.generations.set_state(row.gen, after or row.state, reason)
+            for effect in self._queue.of_gen(row.gen):
+                self._queue.set_state(effect, BLOCKED, reason)

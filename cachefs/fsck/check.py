@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cachefs.fsck.content import Content
 from cachefs.fsck.files import Files
-from cachefs.fsck.place import NotCheckable, Place
+from cachefs.fsck.place import Place, home_of, number
 from cachefs.fsck.report import Progress, Report
 from cachefs.meta import wal
 from cachefs.meta.database import SCHEMA_VERSION
@@ -45,7 +45,7 @@ def check(
     """
     report = Report([str(directory) for directory in directories])
     with locked(directories) as places:
-        first = places[0]
+        first = home_of(places)
         if not first.database.exists() or not first.database.stat().st_size:
             _without_database(places, report)
             return report
@@ -63,11 +63,6 @@ def check(
 
 
 def _without_database(places: Sequence[Place], report: Report) -> None:
-    if any(place.database.exists() for place in places[1:]):
-        raise NotCheckable(
-            f"{places[0].directory} has no database, another one has",
-            hint="name the cache directories in the order in which the mount does",
-        )
     if count := sum(len(place.numbers()) for place in places):
         report.salvageable = True
         where = f"{places[0].database}: {count} cache files are there"
@@ -109,6 +104,8 @@ def _check_all(
             return
         if not _check_values(inspection, report, repair):
             return  # Nothing else can be said before that is mended.
+        inspection.complete()
+        number(places, inspection.devices())
         _check_rows(inspection, report, repair)
         files = Files(places, inspection, report, repair=repair)
         sound = files.check()
@@ -117,7 +114,7 @@ def _check_all(
             Content(known, files, report, progress).check(sound, inspection.sent())
     except sqlite3.Error as error:
         report.salvageable = True
-        report.add("database-damaged", f"{places[0].database}: {error}")
+        report.add("database-damaged", f"{home_of(places).database}: {error}")
     finally:
         inspection.close()
 

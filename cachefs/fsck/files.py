@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cachefs.cache.journal import Journal
-from cachefs.fsck.place import Place
+from cachefs.fsck.place import Place, home_of
 from cachefs.fsck.report import Report
 from cachefs.meta.inspection import FileRow, Inspection
 from cachefs.model.states import DAMAGED, GenState
@@ -31,6 +31,8 @@ class Files:
     def check(self) -> list[FileRow]:
         """Check them all; returns the generations whose content may be compared."""
         sound = [row for row in self._inspection.files() if self._is_sound(row)]
+        for row in self._inspection.files():
+            self._check_second(row)
         for place in self._places.values():
             self._check_unknown(place)
         return sound
@@ -57,6 +59,14 @@ class Files:
             return False
         self._check_mode(path, found)
         return self._has_its_size(row, found.st_size)
+
+    def _check_second(self, row: FileRow) -> None:
+        place = self._places.get(row.copy_device) if row.copy_device is not None else None
+        if place is None or row.copy_file is None or place.path(row.copy_file).exists():
+            return
+        self._report.add("second-missing", self.describe(row), repaired=self._repair)
+        if self._repair:
+            self._inspection.forget_second(row.gen)
 
     def _missing(self, row: FileRow) -> None:
         if row.state == GenState.DURABLE:
@@ -100,7 +110,10 @@ class Files:
                 self._check_mode(path, path.stat())
         if place.database.exists():
             self._check_mode(place.database, place.database.stat())
-        known = {row.file for row in self._inspection.files() if row.device == place.index}
+        known: set[int | None] = set()
+        for row in self._inspection.files():
+            known |= {row.file} if row.device == place.index else set()
+            known |= {row.copy_file} if row.copy_device == place.index else set()
         known |= self._in_journal(place.index)
         for number in sorted(place.numbers() - known):
             self._unknown(place, place.path(number))
@@ -109,8 +122,8 @@ class Files:
 
     def _in_journal(self, device: int) -> set[int]:
         """Cache files that the next daemon takes in: see `cache.journal`."""
-        first = self._places.get(0)
-        left = Journal(first.directory / "meta" / "journal").left() if first is not None else []
+        home = home_of(list(self._places.values()))
+        left = Journal(home.directory / "meta" / "journal").left()
         return {record.file for record in left if record.device == device}
 
     def _unknown(self, place: Place, path: Path) -> None:

@@ -7,15 +7,16 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cachefs.cache import identity
 from cachefs.cache.device import SALVAGED
 from cachefs.cache.lock import DeviceLock
 from cachefs.errors import CacheError
 from cachefs.fsck.report import UNCHECKED
 
-_OWN = {"LOCK", "heartbeat", "meta", "files", SALVAGED}
+_OWN = {"LOCK", "device", "device.new", "heartbeat", "meta", "files", SALVAGED}
 _OWN_META = {"cachefs.db", "cachefs.db-wal", "cachefs.db-shm", "reserve", "journal"}
 _MODE = 0o700
 
@@ -87,6 +88,27 @@ class Place:
         else:
             os.rename(path, target)
         return target
+
+
+def home_of(places: Sequence[Place]) -> Place:
+    """The one with the database; the first one if there is none."""
+    return next((place for place in places if place.database.exists()), places[0])
+
+
+def number(places: Sequence[Place], names: list[str] | None) -> None:
+    """Give places the numbers that the database knows them by: `names` are those of its devices,
+    None if it goes by their order. What it does not know gets a number that it does not use.
+    NotCheckable."""
+    if names is None:
+        if home_of(places) is not places[0]:
+            raise NotCheckable(
+                f"{places[0].directory} has no database, another one has",
+                hint="name the cache directories in the order in which the mount does",
+            )
+        return
+    for extra, place in enumerate(places):
+        name = identity.read(place.directory)
+        place.index = names.index(name) if name in names else len(names) + extra
 
 
 class _ReadOnlyLock:

@@ -22,6 +22,7 @@ FILE_CHECKS: dict[str, tuple[str, bool]] = {
     "extents-without-sense": ("which bytes are dirty or present cannot be told", True),
     "file-missing": ("a dirty generation has no cache file", False),
     "copy-missing": ("a durable generation has no cache file: it will be fetched", False),
+    "second-missing": ("the second cache file of a generation is not there", True),
     "file-size": ("a cache file is not as long as it was when it was closed", True),
     "file-content": ("the bytes of a cache file are not those that were written", True),
     "file-unknown": ("a cache file of no generation", True),

@@ -21,7 +21,7 @@ from cachefs.cache.clone import clone_file
 from cachefs.errors import CachefsError, UsageError
 from cachefs.fsck.carve import carve
 from cachefs.fsck.check import copy_database, locked
-from cachefs.fsck.place import Place
+from cachefs.fsck.place import Place, home_of, number
 from cachefs.meta import wal
 from cachefs.meta.inspection import Inspection
 
@@ -110,29 +110,37 @@ def _is_current(known: Known | None) -> bool:
 
 def _knowledge(places: Sequence[Place]) -> tuple[dict[tuple[int, int], Known], str]:
     """((device, file) -> what is known, where that comes from)."""
-    database = places[0].database
+    database = home_of(places).database
     with tempfile.TemporaryDirectory(prefix="cachefs-salvage-") as scratch:
         if database.exists() and database.stat().st_size:
             try:
-                return _by_sqlite(database, Path(scratch)), "database"
+                return _by_sqlite(database, Path(scratch), places), "database"
             except (sqlite3.Error, CachefsError, ValueError, TypeError):
                 pass  # Its pages are all that is left.
     return _by_pages(database), "pages"
 
 
-def _by_sqlite(database: Path, scratch: Path) -> dict[tuple[int, int], Known]:
+def _by_sqlite(
+    database: Path, scratch: Path, places: Sequence[Place]
+) -> dict[tuple[int, int], Known]:
     if wal.examine(database).damage is not None:
         raise CachefsError("what was committed last is not in it")
     inspection = Inspection(copy_database(database, scratch, with_log=True))
     try:
         if inspection.damage() is not None:
             raise CachefsError("it is damaged")
+        inspection.complete()
+        number(places, inspection.devices())
         paths = _Paths(inspection.names())
-        return {
-            (row.device, row.file): Known(paths.of(row.ino), row.state, row.is_current)
-            for row in inspection.files()
-            if not row.grows
-        }
+        known = {}
+        for row in inspection.files():
+            if row.copy_device is not None and row.copy_file is not None:
+                second = Known(paths.of(row.ino), row.state, False)
+                known[row.copy_device, row.copy_file] = second
+            if not row.grows:
+                first = Known(paths.of(row.ino), row.state, row.is_current)
+                known[row.device, row.file] = first
+        return known
     finally:
         inspection.close()
 

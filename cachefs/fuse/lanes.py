@@ -11,6 +11,7 @@ import structlog
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.fuse.tap import EventKind, Tap
+from cachefs.model.watermark import passthrough_need
 from cachefs.vfs.lanes import Change, suits_passthrough
 from cachefs.vfs.opened import Handle, Lane
 
@@ -37,12 +38,11 @@ class PassthroughLanes:
     """Grants passthrough where kernel, headroom and the file itself allow it.
 
     A passthrough writer cannot be slowed down, so it is admitted only where at least the larger of
-    `headroom` bytes and twice the largest file seen in its directory are free, and that much is
-    reserved for it.
+    `headroom`, a fraction of what the cache may take on its device, and twice the largest file seen
+    in its directory are free, and that much is reserved for it.
     """
 
-    def __init__(self, tap: Tap, ledgers: Sequence[SpaceLedger], *, headroom: int) -> None:
-        """`headroom` in bytes."""
+    def __init__(self, tap: Tap, ledgers: Sequence[SpaceLedger], *, headroom: float) -> None:
         self._tap = tap
         self._ledgers = ledgers
         self._headroom = headroom
@@ -58,15 +58,19 @@ class PassthroughLanes:
     def grant_writer(self, ino: int, parent: int, device: CacheDevice, file: int, fd: int) -> bool:
         """See `LaneKeeper`."""
         ledger = self._ledgers[device.index]
-        if not ledger.reserve(file, self._needed(parent)):
+        if not ledger.reserve(file, self._needed(ledger, parent)):
             return False
         if not self._acquire(ino, fd):
             ledger.release(file)
             return False
         return True
 
-    def _needed(self, parent: int) -> int:
-        return max(self._headroom, 2 * self._largest.get(parent, 0))
+    def _needed(self, ledger: SpaceLedger, parent: int) -> int:
+        return passthrough_need(ledger.limit, self._headroom, self._largest.get(parent, 0))
+
+    def expected(self, parent: int) -> int:
+        """See `LaneKeeper`."""
+        return 2 * self._largest.get(parent, 0)
 
     def grant_reader(self, ino: int, fd: int) -> bool:
         """See `LaneKeeper`."""
@@ -106,7 +110,7 @@ class PassthroughLanes:
         """See `LaneKeeper`."""
         ledger = self._ledgers[device.index]
         present = device.allocated(file)  # counted already, with all that was found here
-        if ledger.reserve(file, present + self._needed(parent)):
+        if ledger.reserve(file, present + self._needed(ledger, parent)):
             ledger.credit(present)
             ledger.note_growth(file, present)
 
@@ -203,6 +207,14 @@ class PassthroughLanes:
         if budget is not None:
             budget.withdrawn = True
             self._tap.set_budget(handle.fh, 0)
+
+    def moved(self, handle: Handle) -> None:
+        """See `LaneKeeper`."""
+        opened = handle.inode
+        self.closed(handle)
+        if handle.writable and opened.unasked and not opened.privileged:
+            self._give_budget(handle)
+        self.now_readable(handle)
 
     def take_read(self) -> int:
         """See `LaneKeeper`."""

@@ -87,6 +87,9 @@ class NoSmallFiles:
     async def run(self) -> None:
         """There is nothing to do."""
 
+    def renew(self) -> None:
+        """Nothing is kept ready."""
+
     def stop(self) -> None:
         """Nothing was started."""
 
@@ -260,6 +263,14 @@ class SmallFileMaker(NoSmallFiles):
         self._wanted = _FEW // 2
         self._granted.clear()
         self._small.discard()
+
+    def renew(self) -> None:
+        """Give up spare files: the device that they are on may have failed."""
+        try:
+            self.gather()
+            self._give_up()
+        except (OSError, sqlite3.Error) as error:
+            log.warning("spare files stay", reason=str(error))
 
     def stop(self) -> None:
         """The end is near: no more of them. OSError, sqlite3.Error as `gather`."""

@@ -27,11 +27,15 @@ from cachefs.failpoints import Point, reach
 from cachefs.meta import wal
 
 SCHEMA_VERSION = 1
-_ADDED = (
+ADDED = (
     ("generation", "grows", "INTEGER NOT NULL DEFAULT 0"),
+    ("generation", "copy_device", "INTEGER"),
+    ("generation", "copy_file", "INTEGER"),
+    ("generation", "copy_size", "INTEGER"),
     ("object", "intents", "TEXT"),
     ("upload", "meta", "TEXT"),
 )
+"""(table, column, type) of what came after the first databases were made."""
 _COUNTED = (("inode", "ino"), ("dentry", "id"), ("generation", "gen"))
 """Tables whose numbers SQLite counted before they were reserved in blocks (`meta.numbers`)."""
 _DROPPED = (("generation", "pinned"),)
@@ -124,7 +128,7 @@ class Database:
 
     def _add_what_is_missing(self) -> None:
         """Columns, tables and indexes that came or went since the schema's version was counted."""
-        for table, column, kind in _ADDED:
+        for table, column, kind in ADDED:
             known = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
             if column not in known:
                 self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")

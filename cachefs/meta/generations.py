@@ -12,11 +12,11 @@ from cachefs.meta.rows import GenerationRow, to_signed, to_unsigned
 
 _COLUMNS = (
     "gen,ino,device,file,state,lane,size,dirty,base,present,crc64,"
-    "created_ns,sealed_ns,used_ns,synced,grows,error"
+    "created_ns,sealed_ns,used_ns,synced,grows,error,copy_device,copy_file,copy_size"
 )
 
 
-_INSERT = f"INSERT INTO generation({_COLUMNS}) VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_INSERT = f"INSERT INTO generation({_COLUMNS}) VALUES({','.join('?' * 20)})"
 _PENDING = "state NOT IN ('open','durable')"
 _WAITING = "('sealed','stalled','conflicted')"
 
@@ -54,7 +54,7 @@ class Generations:
         return self._numbers.take()
 
     def save(self, row: GenerationRow) -> None:
-        """Write every column but the number back."""
+        """Write every column but the number and the copy back."""
         self._db.execute(
             "UPDATE generation SET ino=?,device=?,file=?,state=?,lane=?,size=?,dirty=?,base=?,"
             "present=?,crc64=?,created_ns=?,sealed_ns=?,used_ns=?,synced=?,grows=?,error=?"
@@ -118,6 +118,43 @@ class Generations:
         )
         return [_row(row) for row in rows]
 
+    def set_copy(self, gen: int, device: int, file: int, size: int | None) -> None:
+        """There is, or is to be, a second cache file of it; `size` once that is on the disk."""
+        self._db.execute(
+            "UPDATE generation SET copy_device=?,copy_file=?,copy_size=? WHERE gen=?",
+            (device, file, size, gen),
+        )
+
+    def forget_copy(self, gen: int) -> None:
+        """There is no second cache file of it any more."""
+        self._db.execute(
+            "UPDATE generation SET copy_device=NULL,copy_file=NULL,copy_size=NULL WHERE gen=?",
+            (gen,),
+        )
+
+    def move_to_copy(self, gen: int) -> None:
+        """The second cache file is its only one from now on."""
+        self._db.execute(
+            "UPDATE generation SET device=copy_device,file=copy_file WHERE gen=?", (gen,)
+        )
+        self.forget_copy(gen)
+
+    def with_copies(self) -> list[GenerationRow]:
+        """Generations that have a second cache file, whole or not."""
+        rows = self._db.all(
+            f"SELECT {_COLUMNS} FROM generation WHERE copy_file IS NOT NULL ORDER BY gen"
+        )
+        return [_row(row) for row in rows]
+
+    def closed_on(self, device: int) -> list[GenerationRow]:
+        """What is closed, not durable and on a device, in the order in which it was closed."""
+        rows = self._db.all(
+            f"SELECT {_COLUMNS} FROM generation WHERE device=? AND {_PENDING} AND NOT grows"
+            " ORDER BY sealed_ns,gen",
+            (device,),
+        )
+        return [_row(row) for row in rows]
+
     def set_synced(self, gen: int) -> None:
         """Its bytes survive a power cut from now on."""
         self._db.execute("UPDATE generation SET synced=1 WHERE gen=?", (gen,))
@@ -159,14 +196,33 @@ class Generations:
         )
         return [_row(row) for row in rows]
 
+    def only_on(self, device: int) -> list[GenerationRow]:
+        """Generations that the store lacks, or may lack, and whose cache file is on a device."""
+        rows = self._db.all(
+            f"SELECT {_COLUMNS} FROM generation WHERE device=? AND state<>'durable'"
+            " AND copy_size IS NULL ORDER BY gen",
+            (device,),
+        )
+        return [_row(row) for row in rows]
+
+    def devices(self) -> set[int]:
+        """Numbers of the devices that cache files are on."""
+        return {row[0] for row in self._db.all("SELECT DISTINCT device FROM generation")}
+
     def files(self, device: int) -> set[int]:
         """Numbers of every cache file that a generation has on a device."""
-        rows = self._db.all("SELECT file FROM generation WHERE device=?", (device,))
+        rows = self._db.all(
+            "SELECT file FROM generation WHERE device=?1"
+            " UNION SELECT copy_file FROM generation WHERE copy_device=?1",
+            (device,),
+        )
         return {row[0] for row in rows}
 
     def last_file(self) -> int:
         """The highest cache file number in use."""
-        row = self._db.one("SELECT coalesce(max(file),0) FROM generation")
+        row = self._db.one(
+            "SELECT coalesce(max(max(file,coalesce(copy_file,0))),0) FROM generation"
+        )
         return int(row[0]) if row else 0
 
     def pending_totals(self) -> tuple[int, int]:
@@ -204,4 +260,7 @@ def _values(row: GenerationRow) -> tuple[object, ...]:
         row.synced,
         row.grows,
         row.error,
+        row.copy_device,
+        row.copy_file,
+        row.copy_size,
     )

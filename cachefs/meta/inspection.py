@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cachefs.meta.database import ADDED
 from cachefs.meta.invariants import Invariant
 from cachefs.model.extents import ExtentSet
 
@@ -31,6 +33,10 @@ class FileRow:
     grows: bool
     is_current: bool
     crc64: int | None
+    copy_device: int | None = None
+    copy_file: int | None = None
+    copy_size: int | None = None
+    """Of a second cache file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,21 @@ class Inspection:
         """The schema's version, 0 when it says none."""
         rows = self._db.execute("SELECT value FROM setting WHERE key='schema_version'").fetchall()
         return int(rows[0][0]) if rows and str(rows[0][0]).isdigit() else 0
+
+    def complete(self) -> None:
+        """Add the columns that a database of an older version lacks, as opening it does."""
+        for table, column, kind in ADDED:
+            known = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
+            if known and column not in known:
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+
+    def devices(self) -> list[str] | None:
+        """Names of the cache devices by number; None: the database does not know them by name."""
+        row = self._db.execute("SELECT value FROM setting WHERE key='devices'").fetchone()
+        try:
+            return [str(each["name"]) for each in json.loads(row[0])] if row else None
+        except (ValueError, TypeError, KeyError):
+            return None
 
     def offences(self, invariant: Invariant) -> list[str]:
         """One line for each row that breaks an invariant."""
@@ -133,13 +154,14 @@ class Inspection:
             "SELECT g.gen,g.ino,g.device,g.file,g.state,g.size,g.present IS NULL,g.grows,"
             "i.gen IS g.gen,coalesce(g.crc64,(SELECT o.crc64 FROM object o WHERE o.gen=g.gen"
             " AND o.size=g.size AND g.state='durable' AND NOT o.stale AND o.etag<>''))"
+            ",g.copy_device,g.copy_file,g.copy_size"
             " FROM generation g LEFT JOIN inode i ON i.ino=g.ino ORDER BY g.gen"
         )
         for row in rows.fetchall():
             crc64 = None if row[9] is None else int(row[9]) % (1 << 64)
             gen, ino, device, file, state, size = row[:6]
             flags = bool(row[6]), bool(row[7]), bool(row[8])
-            yield FileRow(gen, ino, device, file, state, size, *flags, crc64)
+            yield FileRow(gen, ino, device, file, state, size, *flags, crc64, *row[10:])
 
     def sent(self) -> list[Sent]:
         """Every part that is in the store already, of uploads that go on."""
@@ -227,6 +249,14 @@ class Inspection:
             (gen,),
         )
         self._db.execute(f"DELETE FROM generation WHERE gen=? AND {condition}", (gen,))
+
+    def forget_second(self, gen: int) -> None:
+        """A second cache file that is not there."""
+        with self.transaction():
+            self._db.execute(
+                "UPDATE generation SET copy_device=NULL,copy_file=NULL,copy_size=NULL WHERE gen=?",
+                (gen,),
+            )
 
     def hold(self, gen: int, why: str) -> None:
         """Dirty content that a person has to judge: neither published nor thrown away."""

@@ -335,6 +335,17 @@ INVARIANTS = (
         "SELECT quote(key) FROM object WHERE key='' OR substr(key,1,1)='/' OR instr(key,char(0))",
     ),
     Invariant(
+        "half-a-copy",
+        "a second cache file without a device or without a number",
+        "SELECT 'generation '||gen FROM generation WHERE (copy_device IS NULL)<>(copy_file IS NULL)"
+        " OR (copy_file IS NULL AND copy_size IS NOT NULL)",
+        (
+            "UPDATE generation SET copy_device=NULL,copy_file=NULL,copy_size=NULL"
+            " WHERE (copy_device IS NULL)<>(copy_file IS NULL)"
+            " OR (copy_file IS NULL AND copy_size IS NOT NULL)",
+        ),
+    ),
+    Invariant(
         "unreadable-number",
         "a setting that should be a number is none",
         "SELECT key||' is '||quote(value) FROM setting WHERE key IN ('schema_version','cache_size',"

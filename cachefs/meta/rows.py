@@ -68,6 +68,10 @@ class GenerationRow:
     synced: int = 0
     grows: int = 0
     error: str | None = None
+    copy_device: int | None = None
+    """This and the two that follow are changed by `Generations.set_copy` alone."""
+    copy_file: int | None = None
+    copy_size: int | None = None
 
 
 @dataclass(slots=True)

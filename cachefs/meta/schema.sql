@@ -5,7 +5,7 @@
 -- One row per fact about this cache: schema_version, store_url, store_endpoint, store_id, node,
 -- cache_size (bytes, resolved at first mount), boot (the run of the machine in which the cache is in
 -- use; empty: it ended with everything on the disk), pins (JSON list of paths whose copies are never
--- evicted), journal (the last record of the journal of small files that is in here), and up to where
+-- evicted), devices (JSON list of {name, path, kind} of each cache device, by its number), journal (the last record of the journal of small files that is in here), and up to where
 -- numbers of inodes, dentries and
 -- generations are reserved (next_inode, next_dentry, next_generation).
 CREATE TABLE setting (
@@ -71,7 +71,10 @@ CREATE TABLE generation (
     synced     INTEGER NOT NULL DEFAULT 0, -- 1: sealed and fsynced, so its bytes survive a power cut
     grows      INTEGER NOT NULL DEFAULT 0, -- 1: the first `size` bytes of a file that is still being
                                     -- written (a log); the cache file is the open generation's
-    error      TEXT                 -- why it is stalled, held or conflicted; NULL otherwise
+    error      TEXT,                -- why it is stalled, held or conflicted; NULL otherwise
+    copy_device INTEGER,            -- device, one that outlives RAM, of a second cache file: made
+    copy_file   INTEGER,            -- for an fsync, or on its way there; NULL: there is none
+    copy_size   INTEGER             -- bytes of it when it was last synced; NULL: it never was
 );
 CREATE INDEX generation_ino ON generation (ino);
 -- Small: most generations are durable, and one that is being written changes state anyway.

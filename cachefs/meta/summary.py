@@ -5,6 +5,8 @@ Counted in SQL, so that ten thousand dirty files cost some milliseconds, not ten
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cachefs.meta.database import Database
 
 _DIRTY = "('sealed','uploading','held','stalled','conflicted')"
@@ -61,10 +63,15 @@ class Summary:
         assert row is not None
         return int(row[0])
 
-    def unsynced(self) -> set[int]:
-        """Dirty generations whose bytes would not survive a power cut."""
-        sql = f"SELECT gen FROM generation WHERE synced=0 AND state IN {_DIRTY}"
-        return {row[0] for row in self._db.all(sql)}
+    def unsynced(self, volatile: Collection[int] = ()) -> set[int]:
+        """Dirty generations whose bytes would not survive a power cut. `volatile`: the numbers of
+        devices that do not."""
+        marks = ",".join("?" * len(volatile))
+        sql = (
+            f"SELECT gen FROM generation WHERE state IN {_DIRTY}"
+            f" AND (synced=0 OR (device IN ({marks}) AND copy_size IS NULL))"
+        )
+        return {row[0] for row in self._db.all(sql, tuple(volatile))}
 
     def sent(self) -> dict[int, int]:
         """Bytes that the store has confirmed of each generation whose upload is under way."""

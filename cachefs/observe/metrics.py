@@ -159,7 +159,14 @@ TABLE: tuple[Spec, ...] = (
     # Cache and life.
     Spec("cachefs_cache_used_bytes", "gauge", "Bytes used on a cache device.", ("device",)),
     Spec("cachefs_cache_size_bytes", "gauge", "Bytes a cache device may use.", ("device",)),
+    Spec("cachefs_cache_healthy", "gauge", "1 while a cache device works, else 0.", ("device",)),
+    Spec(
+        "cachefs_overruns_total",
+        "counter",
+        "Passthrough writers that outgrew what was reserved for them.",
+    ),
     Spec("cachefs_evicted_bytes_total", "counter", "Bytes of durable data freed for new data."),
+    Spec("cachefs_spilled_bytes_total", "counter", "Bytes moved from a cache device in RAM."),
     Spec("cachefs_warm_bytes_total", "counter", "Bytes copied to the warm tier."),
     Spec(
         "cachefs_warm_usable", "gauge", "1 while the warm tier takes copies, 0 while it does not."
@@ -192,6 +199,7 @@ class Snapshot:
     cache_used_bytes: Mapping[str, int] = field(default_factory=dict)
     """Device path -> bytes."""
     cache_size_bytes: Mapping[str, int] = field(default_factory=dict)
+    cache_healthy: Mapping[str, int] = field(default_factory=dict)
     takeovers_total: int = 0
     warm_usable: bool = False
     degraded: bool = False

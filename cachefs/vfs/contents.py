@@ -22,16 +22,15 @@ from cachefs.meta.rows import GenerationRow, InodeRow, ObjectRow
 from cachefs.model.extents import ExtentSet
 from cachefs.model.states import GenState
 from cachefs.vfs import clock
+from cachefs.vfs.endings import Endings
 from cachefs.vfs.lanes import LaneKeeper
 from cachefs.vfs.opened import Lane, OnDisk, OpenInode, open_cache_file
 from cachefs.vfs.remote import RemoteView
 
-_WAITING = (GenState.SEALED, GenState.STALLED, GenState.CONFLICTED)
-"""States of a generation that is to be shown."""
 _FETCH_STEP = 128 << 20
 
 
-class Contents:
+class Contents(Endings):
     """Generations and cache files of the files that are opened, written and closed."""
 
     def __init__(
@@ -44,27 +43,22 @@ class Contents:
         remote: RemoteView,
         lanes: LaneKeeper,
     ) -> None:
-        self._meta = meta
-        self._queue = queue
-        self.devices = list(devices)
+        super().__init__(meta, queue, devices)
         self._placement = placement
         self._filler = filler
         self._remote = remote
         self._lanes = lanes
         self._last_file = meta.generations.last_file()
-        self.on_account: Callable[[CacheDevice, int], None] = lambda device, delta: None
-        """Called with the change in bytes that a device holds."""
         self.on_sealed: Callable[[int], None] = lambda gen: None
         """Called with each generation that was sealed."""
-        self.leave: Callable[[CacheDevice, int], None] = self.remove
-        """Called with each cache file that a commit gave up: it is to be removed in time."""
         self.checksum: Callable[[str, int], Awaitable[int]] = _unknown
         """CRC64NVME of the first bytes of a file."""
         self.on_damaged: Callable[[str], None] = lambda key: None
         """Called with the key of what was fetched and had not the checksum that it should have."""
+        self.rescue: Callable[[int], Awaitable[bool]] = _lost
+        """Awaited with a generation whose cache file is gone; whether it is back."""
         self.on_fill: Callable[[int], None] = lambda ino: None
         """Called with each file that is opened and has to be fetched."""
-        queue.on_unreferenced = self.unreferenced
 
     # -- new content --------------------------------------------------------------------------
 
@@ -98,7 +92,7 @@ class Contents:
         `link` stores the inode, in the same transaction. Raises OSError from the device before
         anything changed.
         """
-        device = self.place()
+        device = self.place(self._lanes.expected(parent) if passthrough else 0)
         file = self.new_file_number()
         fd = device.create(file)
         lane = Lane.TRACKED
@@ -169,10 +163,6 @@ class Contents:
 
     # -- present content ----------------------------------------------------------------------
 
-    def device(self, row: GenerationRow) -> CacheDevice:
-        """The device that holds a generation's cache file."""
-        return self.devices[row.device]
-
     async def open_current(self, inode: InodeRow) -> OpenInode:
         """The file as it is now, for reading, or for writing after `begin_write`.
 
@@ -183,14 +173,25 @@ class Contents:
         if gen is not None:
             try:
                 return self._open_cached(inode, gen)
-            except FileNotFoundError as err:
-                if gen.state != GenState.DURABLE:
+            except OSError as err:
+                if not self._is_lost(gen, err):
+                    raise
+                if gen.state == GenState.DURABLE:
+                    self._forget_cached(inode, gen)
+                elif await self.rescue(gen.gen):
+                    return await self.open_current(inode)
+                else:
                     raise OSError(errno.EIO, "the cache file of unsaved data is damaged") from err
-                self._forget_cached(inode, gen)
         return await self._open_remote(inode)
+
+    def _is_lost(self, gen: GenerationRow, err: OSError) -> bool:
+        """Whether the cache file is gone, rather than that descriptors or memory are."""
+        return isinstance(err, FileNotFoundError) or not self.device(gen).healthy
 
     def _open_cached(self, inode: InodeRow, gen: GenerationRow) -> OpenInode:
         device = self.device(gen)
+        if not device.healthy and gen.state == GenState.DURABLE:
+            raise FileNotFoundError(errno.ENOENT, "its cache device has failed")
         fd = open_cache_file(device, gen.file)
         if not _is_whole(fd, gen):
             os.close(fd)
@@ -211,6 +212,7 @@ class Contents:
 
     def _forget_cached(self, inode: InodeRow, gen: GenerationRow) -> None:
         with self._meta.transaction(Change.FORGET_CACHED):
+            self.drop_copy(gen.gen)
             self._meta.generations.remove(gen.gen)
             self._meta.inodes.set_gen(inode.ino, None)
         inode.gen = None
@@ -422,63 +424,10 @@ class Contents:
         self.on_account(opened.device, now - opened.accounted)
         opened.accounted = now
 
-    # -- the end of a generation --------------------------------------------------------------
 
-    def unreferenced(self, gen: int) -> None:
-        """No effect, or no inode, needs the generation any more; drop it if that holds for both."""
-        row = self._meta.generations.get(gen)
-        if row is None:
-            return
-        inode = self._meta.inodes.get(row.ino)
-        if self._queue.of_gen(gen):
-            return
-        if inode is None or inode.gen != gen:
-            self.drop(row)
-        elif row.state in _WAITING and self._meta.objects.holding(row.ino, row.gen):
-            # A name that was still to be shown is gone; another one shows it.
-            self._meta.generations.set_state(gen, GenState.DURABLE, None)
-
-    def drop(self, row: GenerationRow) -> None:
-        """Remove a generation and, once that is committed, its cache file."""
-        device = self.device(row)
-        self._rebase(row)
-        self._meta.generations.remove(row.gen)
-        if row.grows:
-            return  # The cache file is another generation's.
-        self._meta.db.after_commit(lambda: self.leave(device, row.file))
-
-    def remove(self, device: CacheDevice, file: int) -> None:
-        """Remove a cache file."""
-        freed = device.allocated(file)
-        device.remove(file)
-        self.on_account(device, -freed)
-
-    def _rebase(self, gone: GenerationRow) -> None:
-        """What was to be copied from a generation that never got into the store is copied from that
-        one's own base instead, but for what either changed."""
-        if (
-            gone.dirty is None
-            or gone.base is None
-            or self._meta.objects.holding(gone.ino, gone.gen)
-        ):
-            return
-        for gen in self._meta.generations.of_inode(gone.ino):
-            if gen.base != gone.gen or gen.dirty is None or gen.state == GenState.OPEN:
-                continue
-            changed = ExtentSet.unpack(gen.dirty).union(ExtentSet.unpack(gone.dirty))
-            if gone.size < gen.size:
-                changed.add(gone.size, gen.size)
-            changed.clip(gen.size)
-            gen.base, gen.dirty = gone.base, changed.pack()
-            self._meta.generations.save(gen)
-
-    def forget_inode(self, ino: int) -> None:
-        """The inode has neither name nor handle: remove it and all that was its own."""
-        with self._meta.transaction(Change.FORGET_INODE):
-            for row in self._meta.generations.of_inode(ino):
-                if not self._queue.of_gen(row.gen):
-                    self.drop(row)
-            self._meta.inodes.remove(ino)
+async def _lost(gen: int) -> bool:
+    """There is no other place to look."""
+    return False
 
 
 async def _unknown(path: str, size: int) -> int:

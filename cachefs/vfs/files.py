@@ -18,6 +18,7 @@ from cachefs.failpoints import Point, reach
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.model.states import GenState
+from cachefs.vfs.admission import Admission
 from cachefs.vfs.clock import now_ns
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.lanes import LaneKeeper
@@ -58,11 +59,13 @@ class Files:
         self._lanes = lanes
         self.table = table
         self._ledgers = ledgers
-        self._wait_when_full = wait_when_full
+        self.admission = Admission(ledgers, wait_when_full=wait_when_full)
         self._sync_meta = sync_meta
         self._opening: dict[int, trio.Lock] = {}
         self._unsealed: list[OpenInode] = []
         self._used: dict[int, int] = {}
+        self.shelter: Callable[[OpenInode], Awaitable[None]] = _nothing
+        """Awaited with a file that is synced: its bytes are to be where a power cut leaves them."""
         self.before_rewrite: Callable[[OpenInode], Awaitable[None]] = _nothing
         """Awaited before bytes change that a snapshot has promised to the store."""
         self.is_log: Callable[[str], bool] = lambda path: False
@@ -221,15 +224,17 @@ class Files:
             await self.before_rewrite(opened)
         end = offset + len(data)
         ledger = self._ledgers[opened.gen.device]
-        if not ledger.try_admit(len(data)):
-            await self._make_room(ledger, len(data))
+        if opened.moving is not None or not ledger.try_admit(len(data)):
+            ledger = await self.admission.admit(opened, len(data))
             reach(Point.WRITE_AFTER_ROOM)
+        opened.writes += 1
         try:
             if opened.device.direct_ok and not handle.synchronous:
                 opened.device.direct(write_all, opened.fd, data, offset)
             else:
                 await trio.to_thread.run_sync(write_all, opened.fd, data, offset)
         finally:
+            opened.writes -= 1
             ledger.settle(len(data), 0)
         reach(Point.WRITE_AFTER_BYTES)
         opened.wrote(offset, end)
@@ -257,13 +262,6 @@ class Files:
         if more:
             self._lanes.renew(handle)
 
-    async def _make_room(self, ledger: SpaceLedger, nbytes: int) -> None:
-        if self._wait_when_full:
-            ledger.pressure.set()
-            await ledger.wait_for_room(nbytes)
-        elif not await ledger.admit_after_eviction(nbytes):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     async def truncate(self, ino: int, size: int, fh: int | None) -> None:
         """Set a file's size, open or not."""
         kills = self.kills_privileges()
@@ -287,6 +285,7 @@ class Files:
             self.clear_privileges(opened.ino)
         if size < opened.snapshot_size:
             await self.before_rewrite(opened)
+        await opened.settled()
         self._contents.truncate(opened, size)
         self._contents.account(opened)
 
@@ -297,7 +296,7 @@ class Files:
         await self._sync(self.handle(fh).inode)
 
     async def _sync(self, opened: OpenInode) -> None:
-        await sync_file(opened, self._contents, self._meta, self._sync_meta)
+        await sync_file(opened, self._contents, self._meta, self._sync_meta, self.shelter)
 
     async def sync_metadata(self) -> None:
         """fsync of a directory: every name so far survives a power cut."""
@@ -496,4 +495,4 @@ class Files:
 
 
 async def _nothing(opened: OpenInode) -> None:
-    """No snapshots are taken."""
+    """Nothing is to be done."""

@@ -37,6 +37,9 @@ class LaneKeeper(Protocol):
     def wants(self, mode: int, flags: int) -> bool:
         """Whether a file of this mode, opened with these flags, should take passthrough."""
 
+    def expected(self, parent: int) -> int:
+        """Bytes that a new file in a directory should find free on its device."""
+
     def grant_writer(self, ino: int, parent: int, device: CacheDevice, file: int, fd: int) -> bool:
         """For a new file's first handle: space reserved, backing file registered (`fd` is open for
         reading). False: it cannot be had; nothing is left behind."""
@@ -78,6 +81,9 @@ class LaneKeeper(Protocol):
     def withdraw(self, handle: Handle) -> None:
         """Every write to the handle is to be asked for from now on."""
 
+    def moved(self, handle: Handle) -> None:
+        """Its cache file is another one, on another device, under the same descriptor."""
+
     def take_read(self) -> int:
         """Bytes that were read without asking since the last call."""
 
@@ -94,6 +100,10 @@ class TrackedOnly:
     def wants(self, mode: int, flags: int) -> bool:
         """Never."""
         return False
+
+    def expected(self, parent: int) -> int:
+        """Nobody keeps account."""
+        return 0
 
     def grant_writer(self, ino: int, parent: int, device: CacheDevice, file: int, fd: int) -> bool:
         """Never."""
@@ -131,6 +141,9 @@ class TrackedOnly:
 
     def withdraw(self, handle: Handle) -> None:
         """Nothing was granted."""
+
+    def moved(self, handle: Handle) -> None:
+        """Nobody asks."""
 
     def take_read(self) -> int:
         """None: every read is asked for."""

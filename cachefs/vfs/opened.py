@@ -83,8 +83,17 @@ class OpenInode:
     """As it was when all of it was last brought to the disk."""
     unbuffered: bool = False
     """A writer goes around the page cache: it may be at it while others sync the file."""
+    writes: int = 0
+    """Writes that are under way in the tracked lane."""
+    moving: trio.Event | None = None
+    """While its bytes move to another device: set when they have, and nothing is written before."""
     lock: trio.Lock = field(default_factory=trio.Lock)
     """Serialises changes of `gen`, `fd` and size that need an await."""
+
+    async def settled(self) -> None:
+        """Return when its bytes are not being moved."""
+        while self.moving is not None:
+            await self.moving.wait()
 
     def refresh(self) -> None:
         """While it is written, take size and write time from the cache file: not every write

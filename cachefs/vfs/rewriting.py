@@ -108,6 +108,7 @@ class Rewriter:
                 dirty=dirty, base=old.gen,
             )  # fmt: skip
             self._meta.inodes.set_gen(opened.ino, gen.gen)
+            self._contents.drop_copy(old.gen)
             self._meta.generations.remove(old.gen)
         self._begun(opened, gen, dirty)
         await self._sync_meta()

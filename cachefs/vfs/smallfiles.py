@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.journal import CREATED, Journal, Record
@@ -76,8 +77,10 @@ class SmallFiles:
         ledgers: Sequence[SpaceLedger],
         lanes: LaneKeeper,
         announce: Callable[[Handle], bool],
+        journal: Path,
     ) -> None:
-        """`announce`: see `Operations`; told of handles that are still open at the fold."""
+        """`announce`: see `Operations`; told of handles that are still open at the fold. `journal`:
+        where that is, beside the database."""
         self._meta = meta
         self._queue = queue
         self._contents = contents
@@ -85,7 +88,7 @@ class SmallFiles:
         self._ledgers = ledgers
         self._lanes = lanes
         self._announce = announce
-        self.journal = Journal(contents.devices[0].meta_dir / "journal")
+        self.journal = Journal(journal)
         self.spares: dict[int, Spare] = {}
         """By handle: those that are ready, and those that the journal has used."""
 
@@ -97,7 +100,7 @@ class SmallFiles:
     @property
     def quick(self) -> bool:
         """Whether the devices answer quickly: nobody is to wait for them here."""
-        return all(device.direct_ok for device in self._contents.devices)
+        return all(each.direct_ok for each in self._contents.devices if each.healthy)
 
     # -- spare files --------------------------------------------------------------------------
 

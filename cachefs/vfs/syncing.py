@@ -7,6 +7,8 @@ What the file was like before the sync is remembered with the open file. If it i
 when it is sealed, nothing was written since and it is on the disk already; the transaction that
 seals it says so. The kernel lets no write run beside an fsync of the same file, unless it goes
 around the page cache; and a later write shows in size or time, if that is precise enough.
+
+A file in RAM gets a copy on a device that outlives a power cut, if there is one (`vfs.spilling`).
 """
 
 from __future__ import annotations
@@ -26,14 +28,21 @@ from cachefs.vfs.opened import OnDisk, OpenInode
 
 
 async def sync_file(
-    opened: OpenInode, contents: Contents, meta: Meta, sync_meta: Callable[[], Awaitable[None]]
+    opened: OpenInode,
+    contents: Contents,
+    meta: Meta,
+    sync_meta: Callable[[], Awaitable[None]],
+    shelter: Callable[[OpenInode], Awaitable[None]],
 ) -> None:
-    """Bytes, directory entry and metadata of an open file. OSError."""
+    """Bytes, directory entry and metadata of an open file; `shelter` has them copied from RAM.
+    OSError."""
+    await opened.settled()
     device, gen, sealed = opened.device, opened.gen, not opened.writing
     before = await trio.to_thread.run_sync(_sync_bytes, opened, device)
     reach(Point.FSYNC_AFTER_FILE)
     await trio.to_thread.run_sync(device.sync_dir, gen.file)
     reach(Point.FSYNC_AFTER_DIRECTORY)
+    await shelter(opened)
     contents.save_open(opened)
     reach(Point.FSYNC_AFTER_SIZE)
     await sync_meta()

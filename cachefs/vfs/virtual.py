@@ -61,6 +61,8 @@ class Inspector:
         self._table = table
         self._devices = devices
         self._base = store_url.rstrip("/")
+        self.home = devices[0]
+        """Where the database is: without it no cache file is anybody's."""
         self.in_warm_tier: Callable[[int], bool] = lambda gen: False
         """Whether a generation has copies on a filesystem that outlives this machine."""
 
@@ -92,7 +94,7 @@ class Inspector:
             lane=opened.lane if opened is not None else (gen.lane if gen is not None else "none"),
             url=self._url(row, current),
             etag=current.etag if current is not None else "",
-            error=_error(gen, effects),
+            error=self._failed_device(gen, state) or _error(gen, effects),
             dirty_bytes=dirty,
         )
 
@@ -132,9 +134,21 @@ class Inspector:
             return Level.REBOOT if state == "dirty" else Level.PROCESS
         if self.in_warm_tier(gen.gen):
             return Level.INSTANCE
+        if not gen.synced:  # Bytes on a disk are in memory as well as those on a RAM disk.
+            return min(self._devices[gen.device].survives, Level.PROCESS)
+        levels = [self._devices[gen.device].survives]
+        if gen.copy_device is not None and gen.copy_size is not None:
+            levels.append(self._devices[gen.copy_device].survives)
+        return min(max(levels), self.home.survives)
+
+    def _failed_device(self, gen: GenerationRow | None, state: str) -> str:
+        """What is the matter with the device that alone has the file's bytes; empty: nothing."""
+        if gen is None or state in ("durable", "remote") or gen.copy_size is not None:
+            return ""
         device = self._devices[gen.device]
-        # Until they are synced, bytes on a disk are in memory as well as those on a RAM disk.
-        return device.survives if gen.synced else min(device.survives, Level.PROCESS)
+        if device.healthy:
+            return ""
+        return f"its cache device {device.directory} has failed: {device.failure}"
 
     def _describe_directory(self, row: InodeRow) -> PathInfo:
         path = self._meta.dentries.directory_path(row.ino).decode()

@@ -23,6 +23,8 @@ class Scene:
     options: tuple[str, ...] = ()
     fresh: bool = False
     orderly: bool = False
+    ram: bool = False
+    """The cache has a device in RAM, and one on a disk."""
     forgiving: tuple[str, ...] = ()
     """Paths that others write to: what is shown there depends on when one looks."""
 
@@ -120,11 +122,28 @@ SCENES = [
         ),
         (("flush",),),
     ), options=("order.unordered=[\"*.log\"]",)),
+    Scene("ram", ((
+        ARM, *saved("a", 9000), ("spill",), *rewritten("a", 100, 50, 2), ("spill",),
+        ("create", "b"), ("write", "b", 0, 9000, 1), ("fsync", "b"), ("write", "b", 50, 10, 2),
+        ("fsync", "b"), ("close", "b"), ("open", "b", os.O_RDONLY), ("fsync", "b"), ("spill",),
+        ("close", "b"), ("spill",), ("flush",), ("create", "c"), ("write", "c", 0, 5000, 3),
+        ("move", "c"), ("write", "c", 4000, 5000, 4), ("close", "c"), *saved("d"),
+        ("spill_in_vain",), ("flush",), ("spill",), ("evict", "a"), ("read", "a"),
+    ),), ram=True),
+    Scene("ram is lost", (
+        (*saved("a", 9000), ("spill",), ("create", "b"), ("write", "b", 0, 700, 1), ("fsync", "b"),
+         *saved("c"), ("flush",), *saved("d"), *saved("e"), ("begin_copy", "d"), ("lose_ram",)),
+        (("read", "a"), ("read", "c"), ("flush",)),
+    ), ram=True, forgiving=("d", "e")),
     Scene("held", (
         (*saved("s"), ("create", "a"), ("write", "a", 0, 700, 1), ("create", "b"),
          ("write", "b", 0, 9, 2), *saved("u"), ("open", "u"), ("unlink", "u")),
         (("open", "a"), ("write", "a", 10, 10, 3), ("close", "a"), ("release", "b"), ("flush",)),
     )),
+    Scene("regained", (
+        (*saved("a"), ("keep_elsewhere", "a"), ("lose_cache", "a")),
+        (("read", "a"), ("flush",)),
+    ), forgiving=("a",)),
     Scene("missing", (
         (*saved("a"), *saved("b"), ("flush",), ("lose_cache", "a"), ("stray",)),
         (("read", "a"), ("lose_cache", "b"), ("read", "b")),

@@ -7,8 +7,10 @@ child's exit status (negative: the signal that ended it) is one line on standard
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import sys
 import time
 from functools import partial
@@ -18,19 +20,21 @@ from typing import Any
 import trio
 
 from cachefs import config
+from cachefs.cache.device import CacheDevice
 from cachefs.cache.filler import open_filler
 from cachefs.cache.journal import CREATED, RELEASED, START, Record
 from cachefs.cache.system import sync_filesystem
 from cachefs.daemon.adopting import Adoption
-from cachefs.daemon.compose import Parts, compose, fetcher, open_storage
+from cachefs.daemon.compose import Parts, compose, fetcher
 from cachefs.daemon.resolving import Decision
+from cachefs.daemon.storage import open_storage
 from cachefs.daemon.tiering import read_nothing
 from cachefs.errors import CachefsError, Refused
 from cachefs.flush.superseding import Superseder
-from cachefs.meta.rows import UploadRow
-from cachefs.model.survival import Level
+from cachefs.meta.rows import GenerationRow, UploadRow
 from cachefs.observe.metrics import Metrics
 from cachefs.store.directory import DirectoryStore
+from cachefs.vfs import spilling
 from cachefs.vfs.attributes import ROOT
 from cachefs.vfs.namespace import RENAME_EXCHANGE, Caller
 from cachefs.vfs.opened import Lane
@@ -38,6 +42,7 @@ from tests.cuts.recovered import carry_out
 from tests.cuts.writer import block
 from tests.daemon.lab import MOUNTPOINT, _services
 from tests.daemon.test_journal import packed
+from tests.support import ramdevice
 
 ME = Caller(os.getuid(), os.getgid())
 OPTIONS = ["cache.size=200MiB", "cache.meta_reserve=1MiB", "flush.settle=1h", "flush.settle_max=1h",
@@ -70,8 +75,18 @@ class Stage:
     def __init__(self, settings: Any, parts: Parts, jobs: Jobs, plan: str) -> None:
         self.settings, self.parts, self.jobs, self.plan = settings, parts, jobs, plan
         self.meta = parts.storage.meta
+        self.elsewhere = parts.storage.home.directory.parent / "elsewhere"
+        parts.rescuer.find = self.find
         self.handles: dict[str, int] = {}
         self.records: list[Record] = []
+
+    async def find(self, row: GenerationRow, path: str) -> bool:
+        """In another tier."""
+        if not self.elsewhere.exists():
+            return False
+        shutil.copy(self.elsewhere, path)
+        os.chmod(path, 0o600)
+        return True
 
     async def do_again(self, name: str, *words: Any) -> None:
         """What may or may not have been done before the daemon died."""
@@ -317,6 +332,38 @@ class Stage:
         assert gen is not None
         os.unlink(self.parts.storage.devices[gen.device].path(gen.file))
 
+    async def do_lose_ram(self) -> None:
+        """The machine's memory goes, and comes back empty."""
+        shutil.rmtree(self.parts.storage.devices[0].directory)
+
+    async def do_spill(self) -> None:
+        await self.parts.spiller.round()
+
+    async def do_spill_in_vain(self) -> None:
+        """The disk fails while it is written to."""
+        bring, spilling._bring = spilling._bring, _fail
+        await self.parts.spiller.round()
+        spilling._bring = bring
+
+    async def do_begin_copy(self, path: str) -> None:
+        """As far as a spill gets before it has copied anything."""
+        gen = self.meta.generations.current(await self.ino(path))
+        assert gen is not None
+        self.parts.spiller._begin(gen.gen, self.parts.storage.devices[1])
+
+    async def do_move(self, path: str) -> None:
+        """There is no room in RAM for what this open file is to get."""
+        opened = self.parts.files.handle(await self.handle(path)).inode
+        await self.parts.spiller.move_open(opened)
+        assert opened.device.index == 1
+
+    async def do_keep_elsewhere(self, path: str) -> None:
+        """Another tier has a copy."""
+        gen = self.meta.generations.current(await self.ino(path))
+        assert gen is not None
+        source = self.parts.storage.devices[gen.device].path(gen.file)
+        shutil.copy(source, self.elsewhere)
+
     async def do_stray(self) -> None:
         """A cache file of which no database knows."""
         fd = self.parts.storage.devices[0].create(self.parts.contents.new_file_number() + 50)
@@ -331,15 +378,18 @@ async def _ignore(values: Any, /) -> None:
     """Nobody asks how far it has come."""
 
 
+def _fail(source: CacheDevice, file: int, device: CacheDevice, copy: int) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
 async def live(life: dict[str, Any]) -> None:
     """Recover, then do what is asked, telling of it."""
     told = os.open(life["told"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     root = Path(life["root"])
-    flags = {"store.url": (root / "store").as_uri(), "cache.dirs": [str(root / "cache")]}
+    dirs = ramdevice.directories(root, ram=life["ram"])
+    flags = {"store.url": (root / "store").as_uri(), "cache.dirs": [str(each) for each in dirs]}
     settings = config.load(None, [*OPTIONS, *life.get("options", ())], flags=flags)
     storage = open_storage(settings)
-    for device in storage.devices:
-        device._survives = Level.REBOOT  # as if it were a disk
     jobs, metrics = Jobs(root / "store"), Metrics()
     clients: list[Any] = []
 
@@ -382,7 +432,8 @@ def main() -> None:
             code = 1
             os.dup2(2, 1)  # logs
             try:
-                trio.run(partial(live, life))
+                with ramdevice.pretended():
+                    trio.run(partial(live, life))
                 code = 0
             finally:
                 sys.stderr.flush()

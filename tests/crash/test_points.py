@@ -25,12 +25,24 @@ CHANGING = {
     )
 }
 """Functions of `os` that change something on a disk."""
-WAITING = {"acquire", "changed", "checkpoint", "enter_async_context", "sleep", "wait"}
+WAITING = {
+    "acquire",
+    "changed",
+    "checkpoint",
+    "enter_async_context",
+    "sleep",
+    "sleep_forever",
+    "wait",
+}
 """What is only waited for: nothing has changed when it is over."""
 HOOKS = {
     "before_change",
     "before_rewrite",
+    "move_away",
+    "find",
     "on_changed",
+    "rescue",
+    "shelter",
     "sync_meta",
     "_sweep",
     "_sync_meta",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import trio
 
 from cachefs import config
 from cachefs.cache.filler import open_filler
-from cachefs.daemon.compose import Parts, compose, fetcher, open_storage
+from cachefs.daemon.compose import Parts, compose, fetcher
+from cachefs.daemon.storage import open_storage
 from cachefs.daemon.tiering import read_nothing
 from cachefs.errors import CachefsError
 from cachefs.flush.reboot import Reboots
@@ -24,6 +26,7 @@ from cachefs.observe.metrics import Metrics
 from cachefs.store.crc import crc64_of
 from cachefs.store.directory import DirectoryStore
 from cachefs.vfs.attributes import ROOT
+from tests.support import ramdevice
 
 OPTIONS = ["cache.size=128MiB", "cache.meta_reserve=2MiB", "flush.single_put_max=256KiB",
            "flush.settle=20ms"]  # fmt: skip
@@ -75,15 +78,17 @@ class View:
 
 def look(cache: Path, store: Path, *, rebooted: bool = True) -> View:
     """Recover a cache (of another run of the machine, if `rebooted`) and let it flush."""
-    view = trio.run(_look, cache, store, rebooted)
+    dirs = ramdevice.directories(cache.parent, ram=(cache.parent / "ram").exists())
+    with ramdevice.pretended() if len(dirs) > 1 else nullcontext():
+        view = trio.run(_look, dirs, store, rebooted)
     view.offences = [
-        f"{each.check}: {each.subject}" for each in check([cache]).findings if each.is_trouble
+        f"{each.check}: {each.subject}" for each in check(dirs).findings if each.is_trouble
     ]
     return view
 
 
-async def _look(cache: Path, store: Path, rebooted: bool) -> View:
-    flags = {"store.url": store.as_uri(), "cache.dirs": [str(cache)]}
+async def _look(dirs: list[Path], store: Path, rebooted: bool) -> View:
+    flags = {"store.url": store.as_uri(), "cache.dirs": [str(each) for each in dirs]}
     settings = config.load(None, OPTIONS, flags=flags)
     storage = open_storage(settings)
     jobs, metrics = Jobs(store), Metrics()
@@ -114,10 +119,11 @@ async def _look(cache: Path, store: Path, rebooted: bool) -> View:
             view.left = await _flush(parts)
             view.after, view.end = await _all(parts)
             view.bucket = _bucket(jobs.store)
+            await parts.leaving.sweep()
             view.links = {p for p, row in await _files(parts, ROOT, "") if row.target is not None}
-            view.leaked = set(storage.devices[0].list_generations()) ^ set(
-                storage.meta.generations.files(0)
-            )
+            for device in storage.devices:
+                found, known = set(device.list_generations()), storage.meta.generations.files
+                view.leaked |= found ^ known(device.index) if device.healthy else set()
             return view
     finally:
         storage.close()

@@ -19,9 +19,10 @@ import trio
 
 from cachefs import config
 from cachefs.cache.filler import Filler, open_filler
-from cachefs.daemon.compose import Parts, compose, open_storage
+from cachefs.daemon.compose import Parts, compose
 from cachefs.daemon.handlers import make_handlers
 from cachefs.daemon.services import Lanes, Services
+from cachefs.daemon.storage import open_storage
 from cachefs.daemon.tiering import ReadWarm, read_nothing
 from cachefs.errors import CachefsError, StoreError
 from cachefs.observe.control import Handler
@@ -290,10 +291,12 @@ def _services(settings: config.Settings, parts: Parts, metrics: Metrics) -> Serv
         contents=parts.contents,
         inspector=parts.inspector,
         devices=parts.storage.devices,
+        home=parts.storage.home,
         ledgers=parts.storage.ledgers,
         flusher=parts.flusher,
         resolver=parts.resolver,
         eviction=parts.eviction,
+        spiller=parts.spiller,
         commits=parts.commits,
         metrics=metrics,
         started_at=time.monotonic(),

@@ -13,7 +13,7 @@ import pytest
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.system import boot_id
-from cachefs.daemon.compose import open_meta
+from cachefs.daemon.storage import open_meta
 from cachefs.errors import CacheError
 from cachefs.flush.queue import EffectQueue
 from cachefs.flush.recovery import Recovery

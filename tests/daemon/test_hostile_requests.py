@@ -16,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from cachefs.cache.device import CacheDevice
-from cachefs.daemon.compose import open_meta
+from cachefs.daemon.storage import open_meta
 from cachefs.errors import CachefsError
 from cachefs.fsck.check import check
 from cachefs.fsck.salvage import salvage

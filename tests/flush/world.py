@@ -52,11 +52,12 @@ class Device:
 
     index = 0
     direct_ok = True
+    healthy = True
     fine_times = False
     survives = Level.REBOOT
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._directory = self.directory = directory
         directory.mkdir(exist_ok=True)
 
     def path(self, gen: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cachefs.cache.device import CacheDevice
-from cachefs.daemon.compose import open_meta
+from cachefs.daemon.storage import open_meta
 from cachefs.meta.rows import InodeRow
 from tests.support.mounts import Mount, MountFactory
 from tests.support.work import Work
