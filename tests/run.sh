@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The tests from nothing: installs what is missing, then runs pytest with the given arguments.
 # Run as root: the tests mount. Without arguments everything runs but the soak and bench tests, in
-# three processes, since tests often wait for something; those that hardly depend on the lane run in
-# one of the two (in both with CACHEFS_TEST_LANES=tracked,passthrough). With arguments: what pytest does.
+# four processes, since tests wait for something two fifths of their time; those that hardly depend
+# on the lane run in one of the two (in both with CACHEFS_TEST_LANES=tracked,passthrough). With
+# arguments: what pytest does with them.
 #   bash tests/run.sh -m frameworks_all    # Hugging Face, Lightning, Orbax, TensorBoard: 2 GB more
 set -euo pipefail
 # shellcheck source=deploy/lib.sh
@@ -17,5 +18,5 @@ case " $* " in *frameworks_all*) install_frameworks ;; esac
 cd "$CHECKOUT"
 # Every process of the product would compile its code again: 0.3 s each, and there are thousands.
 unset PYTHONDONTWRITEBYTECODE
-[ $# -gt 0 ] || set -- -n 3 --dist loadgroup --no-loadscope-reorder
+[ $# -gt 0 ] || set -- -n 4 --dist loadgroup --no-loadscope-reorder
 exec "$VENV/bin/python" -m pytest "$@"

@@ -23,6 +23,7 @@ def _used(mount: Mount) -> int:
     return int(mount.status()["cache"]["used_bytes"])
 
 
+@pytest.mark.slow
 def test_durable_files_make_room(mounted: MountFactory, bucket: Any) -> None:
     """Four times the cache is written; each file reads back, from the cache or the bucket."""
     mount = mounted(bucket, options=SMALL)
@@ -87,6 +88,7 @@ def test_a_full_cache_makes_writers_wait(
         assert bucket.get(f"f{number}.bin") == bytes([number]) * (8 * MIB)
 
 
+@pytest.mark.slow
 def test_a_full_cache_of_dirty_data(mounted: MountFactory, bucket: Any, link: Any) -> None:
     """Store away, cache.full=enospc: ENOSPC in the end, dirty data complete, and then it flows."""
     mount = mounted(

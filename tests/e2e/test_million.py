@@ -49,6 +49,7 @@ def _timed(path: Path, *words: str) -> tuple[float, int]:
     return time.monotonic() - began, len(out.splitlines())
 
 
+@pytest.mark.slow
 def test_a_million_objects(mounted: MountFactory, million: str, record_property: Any) -> None:
     """The mount is there at once, a directory among them is listed in a moment, and the daemon's
     memory does not grow with the bucket. The limits are for a busy machine.

@@ -83,6 +83,7 @@ def _mounts(mounted: MountFactory, bucket: Any, links: list[Link], nodes: int) -
     ]
 
 
+@pytest.mark.slow
 def test_a_marker_waits_for_all_nodes(
     mounted: MountFactory, bucket: Any, seaweed: Any, after_mounts: Any
 ) -> None:

@@ -168,6 +168,7 @@ def test_directory_renamed_when_complete(mounted: MountFactory, bucket: Any, lin
     assert len(bucket.keys()) == 7
 
 
+@pytest.mark.slow
 def test_killed_midway(mounted: MountFactory, bucket: Any, link: Any) -> None:
     """The daemon dies while the checkpoint goes up: the order holds before and after."""
     mount = mounted(

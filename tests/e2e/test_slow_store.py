@@ -31,6 +31,7 @@ def _save(folder: str, shards: int, size: int) -> list[float]:
     return [time.perf_counter() - began, slowest]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_saving_never_waits_for_the_store(
     mounted: MountFactory, bucket: Any, link: Any, client: Client, ram_dir: Path
@@ -132,6 +133,7 @@ def test_mounting_while_the_store_is_away(mounted: MountFactory, bucket: Any, li
     poll(lambda: not mount.status()["degraded"], 30)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_thousands_dirty_at_the_start(mounted: MountFactory, bucket: Any, link: Any) -> None:
     """2,000 dirty files and an unreachable store: the mount answers at once."""

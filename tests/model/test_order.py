@@ -311,6 +311,7 @@ class TestSuperseding:
         assert not order.may_supersede(1, publish(2, C.DATA, "b.bin"))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_effects() -> None:
     """Shards below a pending directory move, a marker behind every hundred: all stays quick."""
     count = 100_000

@@ -269,6 +269,7 @@ def test_readdir_while_entries_change(work: Work) -> None:
     assert len(seen) == len(set(seen)) == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.either_lane
 @pytest.mark.timeout(120)
 def test_create_and_list_many(work: Work) -> None:
