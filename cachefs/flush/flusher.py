@@ -194,10 +194,14 @@ class Flusher:
         return any(self._queue.is_busy(each.id) or each in due for each in twins)
 
     def _remaining(self, effect: EffectRow) -> float:
-        """Seconds until an effect may be tried: settled, and its last failure long enough ago."""
+        """Seconds until an effect may be tried: settled, its last failure long enough ago, and no
+        deletion on its way to its key."""
         settle = (self._queue.settled_at(effect) - time.time_ns()) / _S
         trouble = self._trouble.get(effect.id)
-        return max(settle, trouble.until - trio.current_time() if trouble else 0.0)
+        doubt = 0.0
+        if effect.kind != EffectKind.UNPUBLISH:
+            doubt = self._queue.doubts.remaining(self._queue.standing(effect.id).key)
+        return max(settle, trouble.until - trio.current_time() if trouble else 0.0, doubt)
 
     def _next_trouble(self) -> float:
         until = min((each.until for each in self._trouble.values()), default=None)

@@ -55,7 +55,8 @@ class LateRequests:
     async def _clear(self, row: ObjectRow) -> None:
         with self._queue.under_way.sending(row.key):  # Who wants the key now waits.
             if await self._holds_ours(row) and self._is_unused(row):
-                await self._client.call("delete", keys=[row.key])
+                with self._queue.doubts.deleting([row.key]):
+                    await self._client.call("delete", keys=[row.key])
                 log.info("deleted what came after its deletion", key=row.key)
             if self._is_unused(row):
                 self._meta.objects.remove(row.key)

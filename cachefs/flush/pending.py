@@ -14,7 +14,7 @@ from typing import TypeVar
 import trio
 
 from cachefs.failpoints import Change
-from cachefs.flush.underway import UnderWay
+from cachefs.flush.underway import Doubts, UnderWay
 from cachefs.meta import Meta
 from cachefs.meta.rows import DentryRow, EffectRow
 from cachefs.model.effects import (
@@ -81,6 +81,7 @@ class PendingEffects:
         self.settles = True
         """False while nothing is to wait for the settle delay (drain)."""
         self.reload()
+        self.doubts = Doubts(self._unpublish)
         meta.db.on_rollback.append(self.reload)
 
     # -- memory -------------------------------------------------------------------------------

@@ -411,7 +411,8 @@ class Publisher(Committer):
             keys = {effect.key or "": effect for effect in effects if self._is_met(effect)}
             if not keys:
                 return {}
-            failures = await self._client.send("delete", keys=list(keys))
+            with self._queue.doubts.deleting(keys):
+                failures = await self._client.send("delete", keys=list(keys))
         failed = {self._client.relative(key): error for key, error in failures.items()}
         self._queue.unpublished(effect for key, effect in keys.items() if key not in failed)
         return {keys[key].id: error for key, error in failed.items() if key in keys}

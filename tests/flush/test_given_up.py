@@ -226,3 +226,44 @@ def test_a_file_that_is_being_written_keeps_its_name_to_itself(place: Place) -> 
             assert is_clean(world)
 
     run(main)
+
+
+LOST_DELETION = ("delete", Fault(Transient("no reply"), late=True))
+
+
+def test_a_deletion_that_comes_late_does_the_next_file_of_the_name_no_harm(place: Place) -> None:
+    async def main() -> None:
+        async with place.mounted() as world:
+            await write(world, config__json=b"config")
+            place.faults = [LOST_DELETION]
+            world.unlink("config.json")
+            await until(lambda: place.count("delete"))
+            await world.write("config.json", b"next")
+            await trio.sleep(5)
+            place.store.catch_up()
+            await world.settle()
+            assert world.shown == {"config.json": b"next"}
+            assert is_clean(world, "config.json")
+
+    run(main)
+
+
+def test_a_deletion_that_outlives_its_daemon_does_no_harm(place: Place) -> None:
+    async def main() -> None:
+        with pytest.raises(BaseExceptionGroup) as caught:
+            async with place.mounted() as world:
+                await write(world, config__json=b"config")
+                place.faults = [LOST_DELETION] * 2
+                world.unlink("config.json")
+                await until(lambda: place.count("delete") == 2)
+                world.kill()
+        assert caught.value.subgroup(Killed) is not None
+        place.faults = []
+        async with place.mounted() as world:
+            await world.write("config.json", b"next")
+            await trio.sleep(5)
+            place.store.catch_up()
+            await world.settle()
+            assert world.shown == {"config.json": b"next"}
+
+    run(main)
