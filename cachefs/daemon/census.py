@@ -104,7 +104,7 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
             str(each.device.directory): int(each.device.healthy) for each in services.ledgers
         },
         takeovers_total=services.takeovers(),
-        warm_usable=services.tiering is not None and services.tiering.tier.problem is None,
+        warm_usable=services.tiering is not None and services.tiering.tier.trouble is None,
         degraded=services.degraded(),
         uptime_seconds=time.monotonic() - services.started_at,
     )

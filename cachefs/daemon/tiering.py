@@ -112,6 +112,7 @@ class Tiering:
         """Keep the tier up to date; never returns."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.tier.run, self._queue.next_change)
+            nursery.start_soon(self.tier.watch)
             if self._rules.any:
                 nursery.start_soon(self._retain)
 
@@ -138,7 +139,7 @@ class Tiering:
     async def read(self, key: str, path: str, start: int, end: int, etag: str | None) -> bool:
         """See `ReadWarm`. A copy that anybody has touched is not taken."""
         row = self._meta.warm.of_object(key, etag) if etag is not None else None
-        if row is None or self.tier.problem is not None:
+        if row is None or self.tier.trouble is not None:
             return False
         read_into = self.tier.directory.read_into
         try:
@@ -192,7 +193,7 @@ class Tiering:
             "bytes": nbytes,
             "files_left": len(self._meta.warm.wanted()),
             "files_withheld": len(self.tier.withheld),
-            "error": self.tier.problem,
+            "error": self.tier.trouble,
         }
 
 

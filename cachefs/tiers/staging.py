@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -31,6 +31,8 @@ class Stager:
         self._meta = meta
         self._devices = devices
         self._directory = directory
+        self.on_staged: Callable[[], None] = lambda: None
+        """Called after each file, as a sign of life."""
 
     async def stage_all(self, copies: Sequence[Copy]) -> set[int]:
         """The names whose content is staged, and still is what it was in the plan.
@@ -46,6 +48,7 @@ class Stager:
                 try:
                     if not errors and await self._stage(copy):
                         staged.add(copy.dentry)
+                    self.on_staged()
                 except OSError as error:
                     errors.append(error)
 

@@ -50,6 +50,8 @@ _RETRY = 5.0
 """Seconds until what failed, or was withheld, is tried again though nothing has changed."""
 _LONGEST = 60.0
 """The same, where a round costs that much."""
+_STUCK = 300.0
+"""Seconds without any progress after which nobody waits for the directory any more."""
 _PATIENCE = 30.0
 """Seconds that the directory may take to answer at all."""
 _UNKNOWN = "not looked at yet"
@@ -84,7 +86,10 @@ class WarmTier:
         self.stager = Stager(meta, devices, directory)
         self.lock = trio.Lock()
         self.problem: str | None = _UNKNOWN
-        """Why nothing can be copied at the moment; None when it can."""
+        """Why nothing can be copied at the moment, as far as it has answered; see `trouble`."""
+        self._last_sign = math.inf
+        """When a round that is under way got on; infinite: there is none."""
+        self.stager.on_staged = self._note_life
         self.withheld: frozenset[int] = frozenset()
         """Names of signs that wait for what they tell of."""
         self._awaited: set[int] = set()
@@ -98,6 +103,16 @@ class WarmTier:
 
     # -- questions ----------------------------------------------------------------------------
 
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is to be expected of the tier now; None: it works."""
+        if self.problem is None and trio.current_time() - self._last_sign > _STUCK:
+            return f"the warm tier {self.directory.directory} has not answered for minutes"
+        return self.problem
+
+    def _note_life(self) -> None:
+        self._last_sign = trio.current_time()
+
     def has(self, gen: int) -> bool:
         """Whether a generation's bytes are in the tier, under all names that it has."""
         names_of = {row.dentry for row in self._meta.warm.of_gen(gen)}
@@ -108,7 +123,7 @@ class WarmTier:
 
     def will_have(self, gen: int) -> bool:
         """Whether a copy is on its way, and waits for nothing but its turn."""
-        wanting = self._meta.warm.wanting(gen) if self.problem is None else []
+        wanting = self._meta.warm.wanting(gen) if self.trouble is None else []
         return bool(wanting) and all(self._may_come(each) for each in wanting)
 
     def _may_come(self, dentry: int) -> bool:
@@ -121,7 +136,7 @@ class WarmTier:
 
     def holds_back(self, gen: int) -> bool:
         """Whether the store has to wait for a copy of a generation, where that is the policy."""
-        if self.problem is not None:
+        if self.trouble is not None:
             return self.problem == _UNKNOWN
         if gen not in self._awaited and self.will_have(gen):
             self._awaited.add(gen)
@@ -129,7 +144,7 @@ class WarmTier:
 
     def is_needed(self, row: GenerationRow) -> bool:
         """Whether a cache file must stay because the tier still wants it, and works."""
-        return self.problem is None and bool(self._wanting(row.gen))
+        return self.trouble is None and bool(self._wanting(row.gen))
 
     def _wanting(self, gen: int) -> dict[int, str]:
         """Names, with their paths, that are to get a copy of a generation."""
@@ -164,11 +179,14 @@ class WarmTier:
             try:
                 await self._meet()
                 async with self.lock:
+                    self._note_life()
                     goes_on = await self.round()
             except (OSError, CacheError) as error:
                 self._fail(str(error))
+                self._last_sign = math.inf
                 await trio.sleep(_RETRY)
                 continue
+            self._last_sign = math.inf
             cost = trio.current_time() - began
             await trio.sleep(max(_PAUSE, cost / _DUTY))
             if not goes_on:
@@ -207,6 +225,14 @@ class WarmTier:
         log.warning("nothing is copied to the warm tier", reason=reason)
         self.problem = reason
         self.on_change()  # Nobody needs to wait for it any more.
+
+    async def watch(self) -> None:
+        """A filesystem may hang for hours: those who wait for it are told to go on without."""
+        while True:
+            await trio.sleep(_STUCK / 2)
+            if self.trouble is not None:
+                log.warning("nobody waits for the warm tier", reason=self.trouble)
+                self.on_change()
 
     async def round(self) -> bool:
         """One round, by who holds `lock`; whether it has changed anything. Raises OSError."""

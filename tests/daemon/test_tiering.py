@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from typing import Any
 
 import pytest
@@ -234,6 +235,35 @@ async def test_the_bucket_waits_for_the_copy(warm: Warm) -> None:
     await warm.settle()
     assert set(warm.shown()) == {"f.bin"}
     await until(lambda: len(warm.lab.bucket.keys()) == 3)
+
+
+@in_tier("tiers.warm_policy=before", "flush.settle=0s")
+async def test_nobody_waits_for_a_filesystem_that_hangs(
+    warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the bucket nor who waits for a copy, nor eviction; it goes on when it answers."""
+    answers = threading.Event()
+    stage = warm.tier.directory.stage
+
+    def hanging(*args: Any) -> None:
+        answers.wait(20)
+        stage(*args)
+
+    monkeypatch.setattr(warm.tier.directory, "stage", hanging)
+    monkeypatch.setattr("cachefs.tiers.warm._STUCK", 0.1)
+    await warm.write("f.bin")
+    (gen,) = [row.gen for row in warm.lab.parts.queue.effects.values()]
+    warm.lab.nursery.start_soon(warm.tiering.run)
+    try:
+        await warm.lab.wait("f.bin", survives="instance")
+        assert warm.lab.bucket.keys() == ["f.bin"]
+        assert "has not answered" in warm.tiering.status()["error"]
+        assert gen is not None
+        assert not warm.tier.will_have(gen)
+        assert (await warm.lab.ask("evict", paths=["f.bin"]))["files"] == 1
+    finally:
+        answers.set()
+    await until(lambda: warm.tiering.status()["error"] is None)
 
 
 @in_tier("tiers.warm_policy=before", "flush.settle=0s")
