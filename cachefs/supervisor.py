@@ -146,6 +146,10 @@ class Supervisor:
             kernelmount.raise_limits(connection, MAX_BACKGROUND, MAX_BACKGROUND * 3 // 4)
         except OSError as exc:
             self._log("warning", f"cannot raise max_background: {exc}")
+        try:
+            kernelmount.raise_readahead(connection, kernelmount.MAX_READ)
+        except OSError as exc:
+            self._log("info", f"cannot raise the readahead: {exc}")
 
     def _next_daemon(self) -> Restart | End:
         """One daemon from its start to its end, and what follows."""

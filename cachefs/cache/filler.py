@@ -1,10 +1,11 @@
 """Brings objects of the store into cache files, as far as readers need them.
 
 A `Fill` is a cache file that is to hold one version of one object. `Filler.ensure` returns when a
-range of it is there; chunks are fetched by parallel ranged GETs, given out through the injected
-`Fetch`, so that bytes never pass through this process. Readers of one fill share chunks, each goes
-on as soon as its own range has arrived, and who reads in sequence has chunks fetched ahead of it,
-more of them the longer it goes on.
+range of it is there; chunks are fetched by parallel ranged GETs, each for several that adjoin once
+enough are under way. They are given out through the injected `Fetch`, so that bytes never pass
+through this process. Readers of one fill share chunks, each goes on as soon as its own range has
+arrived, and who reads in sequence has chunks fetched ahead of it, more of them the longer it goes
+on.
 
 Invariants, for the trio thread alone:
  - a chunk has at most one job, and only extents not `present` are fetched, so local changes
@@ -34,22 +35,26 @@ from cachefs.failpoints import Point, reach
 from cachefs.model.extents import ExtentSet
 
 CHUNK = 8 << 20
-"""Bytes of one ranged GET."""
+"""Bytes that are fetched at least."""
+RUN = 4
+"""Chunks of one ranged GET at most."""
 MAX_IN_FLIGHT = 16
-"""Chunks of one fill under way at a time."""
+"""Requests of one fill under way at a time."""
 
+_PARALLEL = 8  # requests that are wanted under way before they get longer
 _STREAMS = 8  # sequential readers of one fill that are told apart
 
 
 class Fetch(Protocol):
-    """Fetches bytes [start, end) of an object into the same place of a file; returns their number.
+    """Fetches bytes [start, end) of an object into the same place of a file; returns their number
+    and, if that is known, their CRC64NVME.
 
     Pacing and retrying are its own affair. Raises StoreError or OSError.
     """
 
     def __call__(
         self, key: str, path: str, start: int, end: int, if_match: str | None
-    ) -> Awaitable[int]: ...
+    ) -> Awaitable[tuple[int, int | None]]: ...
 
 
 @dataclass(slots=True)
@@ -62,10 +67,11 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One chunk on its way."""
+    """One chunk on its way, or several that adjoin."""
 
     start: int
     end: int
+    chunks: range
     done: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     error: Exception | None = None
@@ -94,6 +100,10 @@ class Fill:
     checking: trio.Lock = field(default_factory=trio.Lock, repr=False)
     """Held while what was fetched is compared."""
     _jobs: dict[int, _Job] = field(default_factory=dict, repr=False)
+    """By chunk."""
+    _requests: int = 0
+    _pieces: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
+    """Start -> (end, CRC64NVME) of what arrived."""
     _streams: list[_Stream] = field(default_factory=list, repr=False)
 
     @property
@@ -103,8 +113,31 @@ class Fill:
 
     @property
     def in_flight(self) -> int:
-        """Chunks on their way."""
-        return len(self._jobs)
+        """Requests on their way."""
+        return self._requests
+
+    def received(self, start: int, end: int, crc64: int | None) -> None:
+        """Bytes [start, end) have arrived, with this checksum."""
+        if crc64 is not None:
+            self._pieces[start] = (end, crc64)
+
+    def pieces(self) -> list[tuple[int, int]] | None:
+        """(CRC64NVME, size) of the pieces that the whole object came in, in order. None when that
+        is not known: some came to another daemon, or are no longer what arrived."""
+        found, position = [], 0
+        while position < self.size:
+            end, crc64 = self._pieces.get(position, (0, 0))
+            if end <= position:
+                return None
+            found.append((crc64, end - position))
+            position = end
+        return found if position == self.size else None
+
+    def spoiled(self) -> None:
+        """Nothing of what arrived is any good."""
+        self.failures += 1
+        self.present.remove(0, self.size)
+        self._pieces.clear()
 
 
 class Filler:
@@ -121,19 +154,21 @@ class Filler:
         *,
         chunk: int = CHUNK,
         max_in_flight: int = MAX_IN_FLIGHT,
+        run: int = RUN,
         on_fetched: Callable[[Fill, int], None] | None = None,
     ) -> None:
         self._nursery = nursery
         self._fetch = fetch
         self._chunk = chunk
         self._max_in_flight = max_in_flight
+        self._run = run
         self._on_fetched = on_fetched
         self._active = 0
-        self._queue: deque[tuple[Fill, int, _Job]] = deque()
+        self._queue: deque[tuple[Fill, _Job]] = deque()
 
     @property
     def active(self) -> int:
-        """Chunks on their way, over all fills."""
+        """Requests on their way, over all fills."""
         return self._active
 
     async def ensure(self, fill: Fill, start: int, end: int) -> None:
@@ -161,6 +196,7 @@ class Filler:
         """
         while jobs := [job for job in fill._jobs.values() if job.start < end and start < job.end]:
             await jobs[0].done.wait()
+        fill._pieces.clear()
         fill.present.add(start, end)
 
     async def abandon(self, fill: Fill) -> None:
@@ -187,17 +223,20 @@ class Filler:
         The first is started whatever the limit: others' readahead must not make a reader wait.
         """
         missing = self._missing_chunks(fill, start, end)
-        first_index = next(missing, None)
-        if first_index is None:
+        first = next(missing, None)
+        if first is None:
             return None
         if fill.stale:
             raise _stale(fill)
-        first = self._job(fill, first_index)
+        stop = -(-end // self._chunk)
+        length = self._length(stop - first)
+        job = fill._jobs.get(first) or self._begin(fill, first, min(first + length, stop))
         for index in missing:
-            if len(fill._jobs) >= self._max_in_flight:
+            if fill._requests >= self._max_in_flight:
                 break
-            self._job(fill, index)
-        return first
+            if index not in fill._jobs:
+                self._begin(fill, index, min(index + length, stop))
+        return job
 
     def _missing_chunks(self, fill: Fill, start: int, end: int) -> Iterator[int]:
         if start >= end:
@@ -209,20 +248,31 @@ class Filler:
                     yield index
                 last = index
 
-    def _job(self, fill: Fill, index: int) -> _Job:
-        job = fill._jobs.get(index)
-        if job is None:
-            start = index * self._chunk
-            job = _Job(start, min(start + self._chunk, fill.size))
-            fill._jobs[index] = job
-            self._active += 1
-            self._queue.append((fill, index, job))
-            self._nursery.start_soon(self._run_next)
+    def _length(self, wanted: int) -> int:
+        """Chunks for one request when so many are wanted: few until enough requests are under way,
+        which is what makes a distant store fast; then more, since each costs something."""
+        return max(1, min(self._run, wanted // max(1, _PARALLEL - self._active)))
+
+    def _begin(self, fill: Fill, index: int, stop: int) -> _Job:
+        """One request for a chunk and for those that follow and lack as well, up to `stop`."""
+        last = index + 1
+        while last < stop and last not in fill._jobs and not self._is_present(fill, last):
+            last += 1
+        job = _Job(index * self._chunk, min(last * self._chunk, fill.size), range(index, last))
+        fill._jobs.update(dict.fromkeys(job.chunks, job))
+        fill._requests += 1
+        self._active += 1
+        self._queue.append((fill, job))
+        self._nursery.start_soon(self._run_next)
         return job
+
+    def _is_present(self, fill: Fill, index: int) -> bool:
+        start = index * self._chunk
+        return fill.present.covers(start, min(start + self._chunk, fill.size))
 
     async def _run_next(self) -> None:
         # The scheduler starts new tasks in random order; what is waited for must go out first.
-        fill, index, job = self._queue.popleft()
+        fill, job = self._queue.popleft()
         job.error = OSError(errno.EIO, "the read from the store was abandoned")
         try:
             with job.scope:
@@ -236,31 +286,42 @@ class Filler:
         except Exception as err:  # whatever it is, it belongs to the readers, not to this nursery
             job.error = err
         finally:
-            del fill._jobs[index]
+            for index in job.chunks:
+                del fill._jobs[index]
+            fill._requests -= 1
             self._active -= 1
             job.done.set()
 
     async def _fetch_gaps(self, fill: Fill, job: _Job) -> None:
         for start, end in list(fill.present.gaps(job.start, job.end)):
-            count = await self._fetch(fill.key, fill.path, start, end, fill.etag)
+            count, crc64 = await self._fetch(fill.key, fill.path, start, end, fill.etag)
             reach(Point.FILL_AFTER_FETCH)
             if count != end - start:
                 raise OSError(errno.EIO, f"{fill.key}: {count} of {end - start} bytes arrived")
             fill.present.add(start, end)
+            fill.received(start, end, crc64)
             if self._on_fetched is not None:
                 self._on_fetched(fill, count)
 
     def _read_ahead(self, fill: Fill, position: int, window: int) -> None:
         """Start up to `window` chunks beyond the one that `position` is in, as the limits allow."""
-        ahead_end = min((-(-position // self._chunk) + window) * self._chunk, fill.size)
+        stop = -(-position // self._chunk) + window
+        if window >= _PARALLEL:
+            stop -= stop % self._run  # one request now and then, not a small one for each chunk
+        ahead_end = min(stop * self._chunk, fill.size)
         if fill.stale or window == 0:
             return
-        for index in self._missing_chunks(fill, position, ahead_end):
+        missing = [
+            i for i in self._missing_chunks(fill, position, ahead_end) if i not in fill._jobs
+        ]
+        length = self._length(len(missing))
+        for index in missing:
             # Readahead of all fills together stays within a few windows: it must not queue in front
             # of what somebody is waiting for.
-            if len(fill._jobs) >= self._max_in_flight or self._active >= 2 * self._max_in_flight:
+            if fill._requests >= self._max_in_flight or self._active >= 2 * self._max_in_flight:
                 return
-            self._job(fill, index)
+            if index not in fill._jobs:
+                self._begin(fill, index, min(index + length, stop))
 
     def _note_read(self, fill: Fill, start: int, end: int) -> int:
         """Chunks to fetch ahead: none for a lone read, then 1, doubled with each chunk passed.
@@ -271,13 +332,18 @@ class Filler:
         for place, stream in enumerate(streams):
             if abs(start - stream.position) <= self._chunk:
                 if end // self._chunk > stream.position // self._chunk:
-                    stream.window = min(max(1, 2 * stream.window), self._max_in_flight)
+                    stream.window = min(max(1, 2 * stream.window), self._widest(fill))
                 stream.position = max(stream.position, end)
                 streams.insert(0, streams.pop(place))
                 return stream.window
         streams.insert(0, _Stream(end, 1 if start == 0 else 0))
         del streams[_STREAMS:]
         return streams[0].window
+
+    def _widest(self, fill: Fill) -> int:
+        """Chunks to fetch ahead at most; of a long file more, in longer requests."""
+        part = fill.size // self._chunk // 4
+        return max(self._max_in_flight, min(part, self._run * self._max_in_flight))
 
 
 @asynccontextmanager
@@ -286,12 +352,13 @@ async def open_filler(
     *,
     chunk: int = CHUNK,
     max_in_flight: int = MAX_IN_FLIGHT,
+    run: int = RUN,
     on_fetched: Callable[[Fill, int], None] | None = None,
 ) -> AsyncIterator[Filler]:
     """A filler for the length of the block; leaving it abandons every chunk that is on its way."""
     async with trio.open_nursery() as nursery:
         yield Filler(
-            nursery, fetch, chunk=chunk, max_in_flight=max_in_flight, on_fetched=on_fetched
+            nursery, fetch, chunk=chunk, max_in_flight=max_in_flight, run=run, on_fetched=on_fetched
         )
         nursery.cancel_scope.cancel()
 

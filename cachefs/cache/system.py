@@ -146,7 +146,7 @@ def punch_hole(fd: int, start: int, end: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def read_cached(fd: int, offset: int, size: int) -> bytes | None:
+def read_cached(fd: int, offset: int, size: int) -> memoryview | None:
     """What the page cache holds from `offset` on; None when that cannot be had without waiting."""
     buffer = bytearray(size)
     try:
@@ -157,7 +157,7 @@ def read_cached(fd: int, offset: int, size: int) -> bytes | None:
         if err.errno in _UNSUPPORTED:
             return None
         raise
-    return bytes(memoryview(buffer)[:count])
+    return memoryview(buffer)[:count]
 
 
 def write_all(fd: int, data: bytes, offset: int) -> None:

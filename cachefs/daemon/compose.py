@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -15,13 +15,13 @@ from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.placement import Placement
 from cachefs.config import Settings
 from cachefs.daemon.census import open_keys
+from cachefs.daemon.fetching import checksums
 from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.restraint import make_restraint
 from cachefs.daemon.session import BucketReader, StoreSession
 from cachefs.daemon.storage import Storage
 from cachefs.daemon.tasks import MetaSync, Syncer
 from cachefs.daemon.tiering import ReadWarm, Tiering, read_nothing
-from cachefs.errors import Corrupt
 from cachefs.flush.client import StoreClient
 from cachefs.flush.commits import Commits
 from cachefs.flush.flusher import Flusher
@@ -174,6 +174,7 @@ def compose(
     )
     contents.on_account = _accountant(ledgers)
     contents.checksum = lambda path, size: client.checksum(FileRange(path, 0, size))
+    contents.fetched = checksums(client)
     contents.on_damaged = _damage_reporter(metrics)
     leaving = Leaving(sync_meta, contents.remove, lasting=lasting)
     contents.leave = leaving.add
@@ -429,24 +430,3 @@ def _store_observer(metrics: Metrics) -> Callable[[str, str, float, int], None]:
             throttled.inc()
 
     return observe
-
-
-def fetcher(
-    client: StoreClient, metrics: Metrics, read_warm: ReadWarm = read_nothing
-) -> Callable[..., Awaitable[int]]:
-    """What the filler fetches with: a range of an object into a cache file. `read_warm` is asked
-    first."""
-    downloaded = metrics.counter("cachefs_download_bytes_total")
-
-    async def fetch(key: str, path: str, start: int, end: int, if_match: str | None) -> int:
-        if await read_warm(key, path, start, end, if_match):
-            return end - start
-        count: int = await client.patiently(
-            "get_into", key=key, path=path, start=start, end=end, if_match=if_match
-        )
-        if count != end - start:
-            raise Corrupt(f"{key}: {count} bytes came for a range of {end - start}")
-        downloaded.inc(count)
-        return count
-
-    return fetch

@@ -19,11 +19,12 @@ import structlog
 import trio
 
 from cachefs import failpoints
-from cachefs.cache.filler import Filler, open_filler
+from cachefs.cache.filler import Fetch, Filler, open_filler
 from cachefs.cache.reaper import Reaper
 from cachefs.daemon import devices, selfreport, tasks
 from cachefs.daemon.arguments import CLEAN, FAILED, REMAINS, UPGRADE, Arguments
-from cachefs.daemon.compose import Parts, compose, fetcher
+from cachefs.daemon.compose import Parts, compose
+from cachefs.daemon.fetching import fetcher
 from cachefs.daemon.handlers import (
     Remaining,
     drain,
@@ -407,11 +408,13 @@ class _LateFiller:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._fetch: Callable[..., Awaitable[int]] | None = None
+        self._fetch: Fetch | None = None
         self._manager = open_filler(self._call)
         self._filler: Filler | None = None
 
-    async def _call(self, key: str, path: str, start: int, end: int, if_match: str | None) -> int:
+    async def _call(
+        self, key: str, path: str, start: int, end: int, if_match: str | None
+    ) -> tuple[int, int | None]:
         assert self._fetch is not None
         return await self._fetch(key, path, start, end, if_match)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -118,6 +118,11 @@ class StoreClient:
         """CRC64NVME of a range of a file here, computed where it keeps nobody waiting. Raises
         CacheError."""
         value: int = await self._jobs.call("checksum", body=body)
+        return value
+
+    async def combine(self, parts: Sequence[tuple[int, int]]) -> int:
+        """CRC64NVME of adjoining ranges, from (CRC64NVME, size in bytes) of each, in order."""
+        value: int = await self._jobs.call("combine", parts=parts)
         return value
 
     async def patiently(

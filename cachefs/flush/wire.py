@@ -18,7 +18,10 @@ from cachefs.store.base import Capabilities
 _LENGTH = struct.Struct("!I")
 
 
-SENDING = frozenset({"put", "upload_part", "copy", "copy_part", "complete_upload", "checksum"})
+ARITHMETIC = frozenset({"checksum", "combine"})
+"""Methods that are the movers' own: of files here, and of numbers."""
+
+SENDING = ARITHMETIC | {"put", "upload_part", "copy", "copy_part", "complete_upload"}
 """Methods that have threads of their own in a mover."""
 
 UNREPEATED = frozenset({"create_upload"})

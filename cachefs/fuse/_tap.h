@@ -28,6 +28,7 @@ enum {
     OP_FALLOCATE = 43, OP_READDIRPLUS = 44, OP_RENAME2 = 45, OP_MAX = 64,
 };
 
+#define READAHEAD (1u << 20) /* bytes; the kernel has its own idea of it, and takes the smaller one */
 #define INIT_WRITEBACK_CACHE (1u << 16)
 #define INIT_HANDLE_KILLPRIV_V2 (1u << 28)
 #define INIT_EXT (1u << 30)
@@ -305,8 +306,12 @@ struct data_call {
     struct write_in write;
     const char *data;
 };
-enum fate tap_accept_data(uint32_t opcode, const char *body, size_t len, struct data_call *call);
+enum fate tap_accept_data(const struct in_header *header, const char *body, size_t len,
+                          struct data_call *call);
 bool tap_serve_data(uint64_t unique, const struct data_call *call);
+
+/* _tap_arrived.c. Lock held. */
+bool tap_has_arrived(uint64_t ino, const struct read_in *in, uint64_t *reader);
 
 /* _tap_small.c. The first without the lock, the last with it. */
 bool small_serve(const struct in_header *header, const char *body, size_t len);

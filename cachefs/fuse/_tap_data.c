@@ -1,7 +1,7 @@
 /* READ and WRITE in the tracked lane that need no word of Python.
  *
  * A handle has a reader while its cache file holds all of the object's bytes: what the page cache
- * has of it is answered here. It has a budget while its file is new, in the tracked lane, and on a
+ * has of it is answered here, and so is what has arrived of a file that is still being fetched. It has a budget while its file is new, in the tracked lane, and on a
  * device that does not make anybody wait: all that Python would do of its own for such a write is
  * to look at the cache file's size, which it does in any case. Python gives a new budget with the
  * write that exceeds the old one. Whatever does not work out here is Python's to do and to explain.
@@ -19,15 +19,17 @@
 #define LONGEST_READ (1u << 20)
 #define SLOW_NS 100000000 /* as cachefs.cache.heartbeat: a device that takes so long is avoided */
 
-static bool accept_read(const char *body, size_t len, struct data_call *call)
+static bool accept_read(uint64_t ino, const char *body, size_t len, struct data_call *call)
 {
     uint64_t reader;
 
     if (len < sizeof call->read)
         return false;
     memcpy(&call->read, body, sizeof call->read);
-    if (call->read.size > LONGEST_READ || call->read.offset > INT64_MAX
-        || !map_get(&tap.readers, call->read.fh, &reader))
+    if (call->read.size > LONGEST_READ || call->read.offset > INT64_MAX)
+        return false;
+    if (!map_get(&tap.readers, call->read.fh, &reader)
+        && !tap_has_arrived(ino, &call->read, &reader))
         return false;
     call->fd = (int)(reader >> 1);
     call->in_memory = reader & 1;
@@ -53,11 +55,12 @@ static bool accept_write(const char *body, size_t len, struct data_call *call)
 }
 
 /* Called with the lock held. */
-enum fate tap_accept_data(uint32_t opcode, const char *body, size_t len, struct data_call *call)
+enum fate tap_accept_data(const struct in_header *header, const char *body, size_t len,
+                          struct data_call *call)
 {
-    call->opcode = opcode;
-    if (opcode == OP_READ)
-        return accept_read(body, len, call) ? FATE_SERVED : FATE_PASSED;
+    call->opcode = header->opcode;
+    if (header->opcode == OP_READ)
+        return accept_read(header->nodeid, body, len, call) ? FATE_SERVED : FATE_PASSED;
     return accept_write(body, len, call) ? FATE_SERVED : FATE_PASSED;
 }
 

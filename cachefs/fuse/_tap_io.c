@@ -182,7 +182,7 @@ bool tap_admit(char *data, size_t *len)
     if (header.opcode == OP_FALLOCATE)
         fate = tap_fallocate(data, len, &error);
     else if (header.opcode == OP_READ || header.opcode == OP_WRITE)
-        fate = tap_accept_data(header.opcode, body, *len - sizeof header, &call);
+        fate = tap_accept_data(&header, body, *len - sizeof header, &call);
     else
         fate = tap_brief_fate(&header, body, *len - sizeof header, &error);
     memcpy(&header, data, sizeof header);

@@ -70,6 +70,7 @@ void tap_patch_init(struct init_out *out, const struct init_in *in)
         out->flags2 |= INIT2_PASSTHROUGH;
         out->max_stack_depth = tap.stack_depth;
     }
+    out->max_readahead = READAHEAD;
     out->max_background = MAX_BACKGROUND;
     out->congestion_threshold = MAX_BACKGROUND / 4 * 3;
 }

@@ -168,6 +168,13 @@ def raise_limits(connection: int, max_background: int, congestion_threshold: int
                 file.write(str(value))
 
 
+def raise_readahead(connection: int, nbytes: int) -> None:
+    """Let the kernel read so far ahead of programs, which makes for requests of that size. The
+    kernel's default of 128 KiB is all that the filesystem can ask for itself. Raises OSError."""
+    with open(f"/sys/class/bdi/0:{connection}/read_ahead_kb", "w") as file:
+        file.write(str(nbytes >> 10))
+
+
 @contextlib.contextmanager
 def _fusectl() -> Iterator[int]:
     """fusectl as a directory descriptor, mounted or not: containers often lack the mount."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import structlog
 
 from cachefs.cache.device import CacheDevice
+from cachefs.cache.filler import CHUNK, Fill
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.fuse.tap import EventKind, Tap
 from cachefs.model.watermark import passthrough_need
 from cachefs.vfs.lanes import Change, suits_passthrough
-from cachefs.vfs.opened import Handle, Lane
+from cachefs.vfs.opened import Handle, Lane, OpenInode
 
 log = structlog.get_logger("cachefs.fuse")
 
@@ -23,6 +24,9 @@ _SHARE = 16
 _FIRST, _LARGEST = 64 << 10, 16 << 20
 """Bytes of a new file that are written without a word of Python: all of a small file's, and of a
 large one's more each time that Python is asked."""
+
+_LARGEST_TOLD = 1 << 38
+"""Bytes of a file whose arrival the tap is told of: it keeps a byte for each 128 KiB."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class PassthroughLanes:
         self._coherent: set[int] = set()
         self._budgets: dict[int, _Budget] = {}
         self._promised = 0
+        self._told: set[int] = set()
 
     def wants(self, mode: int, flags: int) -> bool:
         """See `LaneKeeper`."""
@@ -134,8 +139,24 @@ class PassthroughLanes:
     def now_readable(self, handle: Handle) -> None:
         """See `LaneKeeper`."""
         opened = handle.inode
-        if opened.lane is Lane.TRACKED and opened.fill is None:
+        if opened.lane is not Lane.TRACKED:
+            return
+        if opened.fill is None:
             self._tap.set_reader(handle.fh, opened.fd, opened.device.in_memory)
+        elif opened.fill.served and opened.size <= _LARGEST_TOLD:
+            self._tell_of(opened, opened.fill)
+
+    def _tell_of(self, opened: OpenInode, fill: Fill) -> None:
+        self._told.add(opened.ino)
+        memory = opened.device.in_memory
+        for start, end in fill.present:
+            self._tap.arrived(opened.ino, opened.fd, memory, fill.size, start, end, CHUNK)
+
+    def take_back(self, opened: OpenInode) -> None:
+        """See `LaneKeeper`."""
+        if opened.ino in self._told:
+            self._told.discard(opened.ino)
+            self._tap.take_back(opened.ino)
 
     def announce(self, handle: Handle) -> bool:
         """Tell the tap of a handle before its open is answered; whether the kernel may keep pages.
@@ -197,6 +218,8 @@ class PassthroughLanes:
 
     def closed(self, handle: Handle) -> None:
         """See `LaneKeeper`."""
+        if not handle.inode.handles:
+            self.take_back(handle.inode)
         budget = self._budgets.pop(handle.fh, None)
         if budget is not None:
             self._settle(budget)

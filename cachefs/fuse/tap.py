@@ -252,6 +252,11 @@ class Tap:
         self.set_reader = _tap.set_reader
         """(fh, fd, in_memory): what the page cache has of that file is read without asking, all of
         it where it is in memory anyway; fd -1: nothing any more. Forgotten as the above."""
+        self.arrived = _tap.arrived
+        """(inode, fd, in_memory, size, start, end, chunk): so is this extent of a file that is not
+        there as a whole, but for the beginning of each `chunk` bytes."""
+        self.take_back = _tap.take_back
+        """(inode): undo `arrived`, for all extents; before the descriptor is closed."""
         self.take_read = _tap.take_read
         """() -> bytes read so since the last call."""
         self.drop_handle = _tap.drop_handle

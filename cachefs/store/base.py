@@ -85,6 +85,14 @@ class PartReceipt:
     crc64: int | None = None
 
 
+class Received(NamedTuple):
+    """Bytes of an object that were written into a file."""
+
+    size: int
+    crc64: int
+    """CRC64NVME of just these bytes."""
+
+
 class UploadInfo(NamedTuple):
     """A multipart upload that was begun and neither completed nor aborted."""
 
@@ -161,7 +169,7 @@ class ObjectStore(Protocol):
         *,
         at: int | None = None,
         if_match: str | None = None,
-    ) -> int:
+    ) -> Received:
         """Write bytes [start, end) of the object into the existing file `path`, from offset `at`
         (default `start`) on; returns how many there were. Short content raises Transient."""
 

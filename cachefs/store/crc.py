@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from awscrt.checksums import (  # type: ignore[import-untyped]
     combine_crc64nvme,
@@ -53,3 +53,7 @@ def decode(text: str | None) -> int | None:
     except binascii.Error:
         return None
     return int.from_bytes(raw, "big") if len(raw) == 8 else None
+
+
+ARITHMETIC: dict[str, Callable[..., int]] = {"checksum": crc64_of, "combine": combine}
+"""What movers compute, by the names of the jobs."""

@@ -40,6 +40,7 @@ from cachefs.store.base import (
     ObjectInfo,
     PartReceipt,
     Receipts,
+    Received,
     Uploads,
 )
 from cachefs.store.conditions import Condition, Intent, settle, whole
@@ -55,7 +56,8 @@ from cachefs.store.dirlayout import (
     write_file,
 )
 from cachefs.store.diruploads import Upload
-from cachefs.store.transfer import BUFFER, check_abandoned, pieces, write_stream
+from cachefs.store.receiving import receive
+from cachefs.store.transfer import BUFFER, check_abandoned, pieces
 
 
 class DirectoryStore:
@@ -143,15 +145,15 @@ class DirectoryStore:
         *,
         at: int | None = None,
         if_match: str | None = None,
-    ) -> int:
+    ) -> Received:
         """See ObjectStore.get_into."""
         with self._reading(key, if_match) as (file, info):
             size = max(0, min(info.size, end) - start)
             file.seek(start)
-            done = write_stream(file, path, start if at is None else at, size)
-        if done != size:
-            raise Transient(f"GET {key}: {done} of {size} bytes came")
-        return done
+            got = receive(file, path, start if at is None else at, size)
+        if got.size != size:
+            raise Transient(f"GET {key}: {got.size} of {size} bytes came")
+        return got
 
     def put(
         self,

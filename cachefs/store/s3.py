@@ -31,8 +31,10 @@ from cachefs.store.base import (
     Listing,
     ObjectInfo,
     PartReceipt,
+    Received,
 )
 from cachefs.store.conditions import Condition, Intent, settle
+from cachefs.store.receiving import NOTHING, receive
 from cachefs.store.s3base import (
     check_echo,
     etag_of,
@@ -45,7 +47,7 @@ from cachefs.store.s3base import (
 from cachefs.store.s3client import S3Options
 from cachefs.store.s3errors import code_of, from_code
 from cachefs.store.s3uploads import S3Uploads
-from cachefs.store.transfer import size_of, write_stream
+from cachefs.store.transfer import size_of
 
 COPY_LIMIT = 5 * 1024**3
 """Largest object that CopyObject takes, bytes."""
@@ -131,20 +133,20 @@ class S3Store(S3Uploads):
         *,
         at: int | None = None,
         if_match: str | None = None,
-    ) -> int:
+    ) -> Received:
         """See ObjectStore.get_into."""
         if end <= start:
-            return 0
+            return NOTHING
         with self._request("GET", key) as s3:
             reply = self._get(s3, key, start, end, if_match)
             if reply is None:
-                return 0
+                return NOTHING
             size = int(reply["ContentLength"])
             with reply["Body"] as stream:
-                done = write_stream(stream, path, start if at is None else at, size)
-        if done != size:
-            raise Transient(f"GET {key}: {done} of {size} bytes came")
-        return done
+                got = receive(stream, path, start if at is None else at, size)
+        if got.size != size:
+            raise Transient(f"GET {key}: {got.size} of {size} bytes came")
+        return got
 
     def put(
         self,

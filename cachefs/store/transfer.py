@@ -17,7 +17,6 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 from cachefs.errors import CacheError, CacheFileLost, CacheFull
 from cachefs.store.base import Body, FileRange
@@ -141,34 +140,3 @@ def pieces(body: Body) -> Iterator[memoryview | bytes]:
 def load(body: Body) -> bytes:
     """All of a small body."""
     return body if isinstance(body, bytes) else b"".join(bytes(piece) for piece in pieces(body))
-
-
-def write_stream(stream: Any, path: str, at: int, size: int) -> int:
-    """Write up to `size` bytes of a stream with `read` into the existing file `path` from offset
-    `at` on; returns how many came. Raises CacheError of a kind for trouble with the file."""
-    done = 0
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise local_error(error, path) from error
-    try:
-        while done < size:
-            check_abandoned()
-            piece = stream.read(min(BUFFER, size - done))
-            if not piece:
-                break
-            _write_all(fd, piece, at + done, path)
-            done += len(piece)
-    finally:
-        os.close(fd)
-    return done
-
-
-def _write_all(fd: int, piece: bytes, at: int, path: str) -> None:
-    view = memoryview(piece)
-    try:
-        while view:
-            count = os.pwrite(fd, view, at)
-            view, at = view[count:], at + count
-    except OSError as error:
-        raise local_error(error, path) from error

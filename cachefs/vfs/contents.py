@@ -53,6 +53,8 @@ class Contents(Endings):
         """Called with each generation that was sealed."""
         self.checksum: Callable[[str, int], Awaitable[int]] = _unknown
         """CRC64NVME of the first bytes of a file."""
+        self.fetched: Callable[[Fill], Awaitable[int]] = _unknown
+        """CRC64NVME of what was fetched."""
         self.on_damaged: Callable[[str], None] = lambda key: None
         """Called with the key of what was fetched and had not the checksum that it should have."""
         self.rescue: Callable[[int], Awaitable[bool]] = _lost
@@ -270,13 +272,13 @@ class Contents(Endings):
         async with fill.checking:
             if opened.fill is not fill or not fill.complete:
                 return
-            if fill.crc64 is None or await self.checksum(fill.path, fill.size) == fill.crc64:
+            if fill.crc64 is None or await self.fetched(fill) == fill.crc64:
                 self.filled(opened)
                 if fill.failures and fill.served:
                     raise OSError(errno.EIO, "what was read of the file before was damaged")
                 return
-            fill.failures += 1
-            fill.present.remove(0, fill.size)
+            self._lanes.take_back(opened)
+            fill.spoiled()
             self.on_damaged(fill.key)
             if fill.failures > 1:
                 fill.failures = 0
@@ -306,6 +308,7 @@ class Contents(Endings):
 
     def filled(self, opened: OpenInode) -> None:
         """All bytes of the object are here."""
+        self._lanes.take_back(opened)
         opened.fill = None
         opened.gen.present = None
         self._meta.generations.save(opened.gen)
@@ -430,7 +433,7 @@ async def _lost(gen: int) -> bool:
     return False
 
 
-async def _unknown(path: str, size: int) -> int:
+async def _unknown(*_: object) -> int:
     raise NotImplementedError
 
 

@@ -187,7 +187,7 @@ class Files:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return handle
 
-    async def read(self, fh: int, offset: int, size: int) -> bytes:
+    async def read(self, fh: int, offset: int, size: int) -> bytes | memoryview:
         """Up to `size` bytes from `offset` on, fewer at the end of the file."""
         handle = self.handle(fh)
         data = await self._read(handle.inode, offset, size)
@@ -195,7 +195,7 @@ class Files:
         self.on_read(len(data))
         return data
 
-    async def _read(self, opened: OpenInode, offset: int, size: int) -> bytes:
+    async def _read(self, opened: OpenInode, offset: int, size: int) -> bytes | memoryview:
         if opened.fill is not None:
             await self._contents.ensure(opened, offset, offset + size)
         if RWF_NOWAIT:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from cachefs.cache.device import CacheDevice
-from cachefs.vfs.opened import Handle
+from cachefs.vfs.opened import Handle, OpenInode
 
 
 class Change(NamedTuple):
@@ -63,13 +63,16 @@ class LaneKeeper(Protocol):
         """The handle's generation is open for writing: fallocate may work on its cache file."""
 
     def now_readable(self, handle: Handle) -> None:
-        """Bytes may be read without asking if the cache file holds all of the object's."""
+        """Bytes may be read without asking: all, or those that have arrived of the object's."""
+
+    def take_back(self, opened: OpenInode) -> None:
+        """What has arrived is all there is, or is no good: reads are to be asked for once more."""
 
     def keep(self, ino: int) -> None:
         """The kernel's pages of a file that was written without being announced are good."""
 
     def closed(self, handle: Handle) -> None:
-        """A handle is gone, in whatever lane."""
+        """A handle is gone, in whatever lane; to be called before its descriptor is closed."""
 
     def used_up(self, handle: Handle) -> bool:
         """Whether a write came here because what may be written without asking is used up, and more
@@ -125,6 +128,9 @@ class TrackedOnly:
 
     def now_readable(self, handle: Handle) -> None:
         """Nobody asks."""
+
+    def take_back(self, opened: OpenInode) -> None:
+        """Nothing was granted."""
 
     def keep(self, ino: int) -> None:
         """Nothing was granted."""

@@ -26,8 +26,11 @@ class Store:
         self.fail: Callable[[int], Exception | None] = lambda start: None
         self.running = 0
         self.most = 0
+        self.checksum: Callable[[int, int], int | None] = lambda start, end: start
 
-    async def fetch(self, key: str, path: str, start: int, end: int, if_match: str | None) -> int:
+    async def fetch(
+        self, key: str, path: str, start: int, end: int, if_match: str | None
+    ) -> tuple[int, int | None]:
         self.fetched.append((start, end))
         self.running += 1
         self.most = max(self.most, self.running)
@@ -43,15 +46,25 @@ class Store:
             raise PreconditionFailed("changed")
         fd = os.open(path, os.O_WRONLY)
         try:
-            return os.pwrite(fd, self.content[start:end], start)
+            return os.pwrite(fd, self.content[start:end], start), self.checksum(start, end)
         finally:
             os.close(fd)
 
 
-def run(store: Store, body: Callable[[Filler], Awaitable[None]]) -> None:
+def run(
+    store: Store,
+    body: Callable[[Filler], Awaitable[None]],
+    *,
+    max_in_flight: int = WINDOW,
+    longest: int = 1,
+) -> None:
+    """`longest`: chunks of a request."""
+
     async def main() -> None:
         with trio.fail_after(10):
-            async with open_filler(store.fetch, chunk=CHUNK, max_in_flight=WINDOW) as filler:
+            async with open_filler(
+                store.fetch, chunk=CHUNK, max_in_flight=max_in_flight, run=longest
+            ) as filler:
                 await body(filler)
 
     trio.run(main)

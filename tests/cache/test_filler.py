@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 from pathlib import Path
@@ -194,6 +195,87 @@ def test_failing_readahead_hurts_nobody(store: Store, fill: Fill) -> None:
         store.fail = lambda start: None
         await filler.fetch_all(fill)
         assert content(fill) == store.content
+
+    run(store, body)
+
+
+# ---- long requests
+
+
+def test_requests_get_longer_once_enough_are_under_way(store: Store, fill: Fill) -> None:
+    """What adjoins comes with one request, and nothing is asked for twice."""
+
+    async def body(filler: Filler) -> None:
+        await filler.fetch_all(fill)
+        assert content(fill) == store.content
+        sizes = [end - start for start, end in store.fetched]
+        assert max(sizes) == 2 * CHUNK, "21 chunks, for 8 requests at least"
+        assert sum(sizes) == fill.size
+
+    run(store, body, max_in_flight=16, longest=4)
+
+
+def test_who_reads_in_sequence_has_long_requests_made_ahead(store: Store, fill: Fill) -> None:
+    async def body(filler: Filler) -> None:
+        first = store.gate = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(filler.ensure, fill, 0, 1)
+            await settle()
+            assert store.fetched == [(0, CHUNK), (CHUNK, 2 * CHUNK)], "who waits, waits for little"
+            first.set()
+        for offset in range(0, fill.size, 250):
+            await filler.ensure(fill, offset, offset + 250)
+        assert content(fill) == store.content
+        assert sum(end - start for start, end in store.fetched) == fill.size
+        assert len(store.fetched) < 21
+
+    run(store, body, max_in_flight=16, longest=4)
+
+
+def test_a_long_request_leaves_out_what_is_present(store: Store, fill: Fill) -> None:
+    fill.present.add(4 * CHUNK, 5 * CHUNK)
+
+    async def body(filler: Filler) -> None:
+        await filler.fetch_all(fill)
+        assert all(end <= 4 * CHUNK or start >= 5 * CHUNK for start, end in store.fetched)
+        assert content(fill)[4 * CHUNK : 5 * CHUNK] == bytes(CHUNK)
+
+    run(store, body, max_in_flight=2, longest=8)
+
+
+# ---- checksums of what arrived
+
+
+def test_the_pieces_that_arrived_make_up_the_object(store: Store, fill: Fill) -> None:
+    async def body(filler: Filler) -> None:
+        await filler.ensure(fill, 5 * CHUNK, 6 * CHUNK)
+        assert fill.pieces() is None
+        await filler.fetch_all(fill)
+        pieces = fill.pieces()
+        assert pieces is not None
+        ends = itertools.accumulate(size for _, size in pieces)
+        assert [start for start, _ in pieces] == [0, *ends][:-1], "checksums are starts here"
+        assert sum(size for _, size in pieces) == fill.size
+        fill.spoiled()
+        assert fill.pieces() is None
+        assert not fill.complete
+
+    run(store, body, max_in_flight=16, longest=4)
+
+
+def test_pieces_are_unknown_where_one_is(store: Store, fill: Fill) -> None:
+    """It came to another daemon, from another tier, or was written here."""
+
+    async def body(filler: Filler) -> None:
+        store.checksum = lambda start, end: start if start != 7 * CHUNK else None
+        await filler.fetch_all(fill)
+        assert fill.complete
+        assert fill.pieces() is None
+        store.checksum = lambda start, end: start
+        fill.spoiled()
+        await filler.claim(fill, 10, 20)
+        await filler.fetch_all(fill)
+        assert fill.pieces() is None
 
     run(store, body)
 

@@ -25,7 +25,8 @@ from cachefs.cache.filler import open_filler
 from cachefs.cache.journal import CREATED, RELEASED, START, Record
 from cachefs.cache.system import sync_filesystem
 from cachefs.daemon.adopting import Adoption
-from cachefs.daemon.compose import Parts, compose, fetcher
+from cachefs.daemon.compose import Parts, compose
+from cachefs.daemon.fetching import fetcher
 from cachefs.daemon.resolving import Decision
 from cachefs.daemon.storage import open_storage
 from cachefs.daemon.tiering import read_nothing
@@ -393,10 +394,11 @@ async def live(life: dict[str, Any]) -> None:
     jobs, metrics = Jobs(root / "store"), Metrics()
     clients: list[Any] = []
 
-    async def fetch(key: str, path: str, start: int, end: int, if_match: str | None) -> int:
+    async def fetch(
+        key: str, path: str, start: int, end: int, if_match: str | None
+    ) -> tuple[int, int | None]:
         get = fetcher(clients[0], metrics, read_nothing)
-        count: int = await get(key, path, start, end, if_match)
-        return count
+        return await get(key, path, start, end, if_match)
 
     def connect(client: Any, *_: Any) -> Any:
         clients.append(client)

@@ -39,6 +39,7 @@ HOOKS = {
     "before_change",
     "before_rewrite",
     "move_away",
+    "fetched",
     "find",
     "on_changed",
     "rescue",

@@ -14,7 +14,8 @@ import trio
 
 from cachefs import config
 from cachefs.cache.filler import open_filler
-from cachefs.daemon.compose import Parts, compose, fetcher
+from cachefs.daemon.compose import Parts, compose
+from cachefs.daemon.fetching import fetcher
 from cachefs.daemon.storage import open_storage
 from cachefs.daemon.tiering import read_nothing
 from cachefs.errors import CachefsError
@@ -23,7 +24,7 @@ from cachefs.flush.recovery import Recovered
 from cachefs.fsck.check import check
 from cachefs.meta.rows import InodeRow
 from cachefs.observe.metrics import Metrics
-from cachefs.store.crc import crc64_of
+from cachefs.store.crc import ARITHMETIC
 from cachefs.store.directory import DirectoryStore
 from cachefs.vfs.attributes import ROOT
 from tests.support import ramdevice
@@ -34,8 +35,8 @@ OPTIONS = ["cache.size=128MiB", "cache.meta_reserve=2MiB", "flush.single_put_max
 
 def carry_out(store: DirectoryStore, method: str, arguments: dict[str, Any]) -> Any:
     """As a mover does it."""
-    if method == "checksum":
-        return crc64_of(**arguments)
+    if method in ARITHMETIC:
+        return ARITHMETIC[method](**arguments)
     return getattr(store, method)(**arguments)
 
 
@@ -94,10 +95,11 @@ async def _look(dirs: list[Path], store: Path, rebooted: bool) -> View:
     jobs, metrics = Jobs(store), Metrics()
     client: list[Any] = []
 
-    async def fetch(key: str, path: str, start: int, end: int, if_match: str | None) -> int:
+    async def fetch(
+        key: str, path: str, start: int, end: int, if_match: str | None
+    ) -> tuple[int, int | None]:
         get = fetcher(client[0], metrics, read_nothing)
-        count: int = await get(key, path, start, end, if_match)
-        return count
+        return await get(key, path, start, end, if_match)
 
     def connect(made: Any, _read_warm: Any) -> Any:
         client.append(made)
@@ -155,7 +157,8 @@ async def _read(parts: Parts, row: InodeRow) -> bytes | str:
         with trio.fail_after(10):
             handle = await parts.files.open(row.ino, os.O_RDONLY)
             try:
-                return await parts.files.read(handle.fh, 0, parts.files.overlay(row).size)
+                size = parts.files.overlay(row).size
+                return bytes(await parts.files.read(handle.fh, 0, size))
             finally:
                 parts.files.release(handle.fh)
     except CachefsError as error:

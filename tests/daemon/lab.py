@@ -27,7 +27,7 @@ from cachefs.daemon.tiering import ReadWarm, read_nothing
 from cachefs.errors import CachefsError, StoreError
 from cachefs.observe.control import Handler
 from cachefs.observe.metrics import Metrics
-from cachefs.store.crc import crc64_of
+from cachefs.store.crc import ARITHMETIC, crc64_of
 from cachefs.store.directory import DirectoryStore
 from cachefs.vfs.attributes import ROOT
 from cachefs.vfs.namespace import Caller
@@ -53,6 +53,8 @@ class Bucket:
         """Key -> what is raised instead of writing it."""
         self.written: list[str] = []
         self.damage: list[bool] = []
+        self.tells = True
+        """Whether it tells the checksum of what it sent."""
         self.waiting = 0
         """Requests that are held up."""
         self.read_warm: ReadWarm = read_nothing
@@ -72,8 +74,8 @@ class Bucket:
         )
         if refusal is not None and method != "head":
             raise refusal
-        if method == "checksum":
-            return crc64_of(**arguments)
+        if method in ARITHMETIC:
+            return ARITHMETIC[method](**arguments)
         result = getattr(self._store, method)(**arguments)
         if key is not None:
             self.written.append(key)
@@ -90,17 +92,19 @@ class Bucket:
                 finally:
                     self.waiting -= 1
 
-    async def fetch(self, key: str, path: str, start: int, end: int, if_match: str | None) -> int:
+    async def fetch(
+        self, key: str, path: str, start: int, end: int, if_match: str | None
+    ) -> tuple[int, int | None]:
         """As the filler asks for it; `damage` says which of the next pieces come out wrong."""
         if await self.read_warm(key, path, start, end, if_match):
-            return end - start
+            return end - start, None
         damaged = bool(self.damage and self.damage.pop(0))
         body = await self.call("get_bytes", key=key, start=start, end=end, if_match=if_match)
         if damaged:
             body = bytes(len(body))
         with open(path, "r+b") as file:
             file.seek(start)
-            return file.write(body)
+            return file.write(body), crc64_of(body) if self.tells else None
 
     async def restart_clients(self) -> None:
         pass

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from cachefs.vfs.lanes import TrackedOnly
 from tests.daemon.lab import CHUNK, Lab, in_lab
 
 BODY = bytes(range(256)) * (3 * CHUNK // 256)
@@ -24,7 +25,7 @@ async def _evicted(lab: Lab) -> int:
 
 async def _read(lab: Lab, fh: int, start: int, size: int) -> bytes | int | None:
     try:
-        return await lab.services.files.read(fh, start, size)
+        return bytes(await lab.services.files.read(fh, start, size))
     except OSError as error:
         return error.errno
 
@@ -35,9 +36,20 @@ def _counted(lab: Lab) -> float:
     )
 
 
-@in_lab()
-async def test_damaged_on_the_way(lab: Lab) -> None:
-    """It is fetched once more, before anybody has read a byte of it."""
+@pytest.mark.parametrize("tells", [True, False])
+def test_damaged_on_the_way(tmp_path: object, tells: bool) -> None:
+    """It is fetched once more, before anybody has read a byte of it; whether or not the checksums
+    of the pieces are known."""
+
+    @in_lab()
+    async def test(lab: Lab) -> None:
+        lab.bucket.tells = tells
+        await _damage_on_the_way(lab)
+
+    test(tmp_path)  # type: ignore[arg-type]
+
+
+async def _damage_on_the_way(lab: Lab) -> None:
     ino = await _evicted(lab)
     lab.bucket.damage = [False, True]
     fh = (await lab.services.files.open(ino, os.O_RDONLY)).fh
@@ -58,6 +70,27 @@ async def test_damaged_after_some_of_it_was_read(lab: Lab) -> None:
     fh = (await lab.services.files.open(ino, os.O_RDONLY)).fh
     assert await _read(lab, fh, 0, len(BODY)) == BODY
     lab.close(fh)
+
+
+def test_what_the_tap_gives_out_is_taken_back(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damaged bytes are not read on without a word of Python."""
+    taken = []
+    monkeypatch.setattr(TrackedOnly, "take_back", lambda _, opened: taken.append(opened.ino))
+
+    @in_lab()
+    async def test(lab: Lab) -> None:
+        ino = await _evicted(lab)
+        lab.bucket.damage = [True]
+        fh = (await lab.services.files.open(ino, os.O_RDONLY)).fh
+        assert await _read(lab, fh, 0, 100) == bytes(100)
+        assert taken == []
+        assert await _read(lab, fh, 0, len(BODY)) == errno.EIO
+        assert taken == [ino, ino], "when it is found out, and when all of it is there"
+        lab.close(fh)
+
+    test(tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("pieces", [1, 3])

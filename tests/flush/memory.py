@@ -34,6 +34,7 @@ from cachefs.store.base import (
     ObjectInfo,
     PartReceipt,
     Receipts,
+    Received,
     UploadInfo,
     Uploads,
 )
@@ -122,11 +123,11 @@ class MemoryStore:
         *,
         at: int | None = None,
         if_match: str | None = None,
-    ) -> int:
+    ) -> Received:
         data = self.get_bytes(key, start, end, if_match=if_match)
         with open(path, "r+b") as file:
             file.seek(start if at is None else at)
-            return file.write(data)
+            return Received(file.write(data), zlib.crc32(data))
 
     def put(
         self,

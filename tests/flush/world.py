@@ -19,6 +19,7 @@ import trio
 import trio.testing
 
 from cachefs.cache.filler import Filler, open_filler
+from cachefs.daemon.fetching import checksums
 from cachefs.daemon.tasks import release_temporary_names
 from cachefs.flush.client import StoreClient
 from cachefs.flush.flusher import Flusher
@@ -29,7 +30,7 @@ from cachefs.meta import Meta
 from cachefs.model.effects import OrderRules
 from cachefs.model.plan import Limits
 from cachefs.model.survival import Level
-from cachefs.store.base import FileRange
+from cachefs.store.base import FileRange, Received
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.files import Files
 from cachefs.vfs.lanes import TrackedOnly
@@ -200,6 +201,7 @@ class World:
             self.remote, TrackedOnly(),
         )  # fmt: skip
         self.contents.checksum = lambda path, size: self.client.checksum(FileRange(path, 0, size))
+        self.contents.fetched = checksums(self.client)
         self.rewriter = Rewriter(
             meta, self.queue, self.contents, preserve_limit=1 << 20, sync_meta=_no_sync
         )
@@ -233,11 +235,13 @@ class World:
         """A daemon from recovery on, with its flusher at work."""
         worlds: list[World] = []
 
-        async def fetch(key: str, path: str, start: int, end: int, if_match: str | None) -> int:
-            count: int = await worlds[0].client.patiently(
+        async def fetch(
+            key: str, path: str, start: int, end: int, if_match: str | None
+        ) -> tuple[int, int | None]:
+            got: Received = await worlds[0].client.patiently(
                 "get_into", key=key, path=path, start=start, end=end, if_match=if_match
             )
-            return count
+            return got.size, None  # checksums here are of a kind that cannot be combined
 
         async with open_filler(fetch) as filler:
             world = cls(directory, store, jobs, filler, boot)
@@ -322,7 +326,7 @@ class World:
     async def read(self, path: str) -> bytes:
         handle = await self.files.open(self.ino(path), os.O_RDONLY)
         try:
-            return await self.files.read(handle.fh, 0, 1 << 20)
+            return bytes(await self.files.read(handle.fh, 0, 1 << 20))
         finally:
             self.files.release(handle.fh)
 

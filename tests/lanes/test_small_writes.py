@@ -21,13 +21,22 @@ BUDGET = 64 << 10
 tracked = pytest.mark.parametrize("lane", ["tracked"], indirect=True)
 
 
-def handled(mount: Mount, op: str) -> int:
-    """Requests that a handler saw."""
+def metric(mount: Mount, name: str) -> int:
     address = mount.status()["metrics"]
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
         lines = reply.read().decode().splitlines()
-    wanted = f'cachefs_fuse_request_seconds_count{{op="{op}"}} '
+    wanted = f"{name} "
     return int(next((float(x[len(wanted) :]) for x in lines if x.startswith(wanted)), 0.0))
+
+
+def handled(mount: Mount, op: str) -> int:
+    """Requests that a handler saw."""
+    return metric(mount, f'cachefs_fuse_request_seconds_count{{op="{op}"}}')
+
+
+def read_bytes(mount: Mount) -> int:
+    """Bytes that programs were given, with or without a handler."""
+    return metric(mount, "cachefs_read_bytes_total")
 
 
 @pytest.fixture
@@ -84,6 +93,41 @@ def test_reading_what_is_cached_costs_no_handler(place: Place) -> None:
     os.truncate(place / "f", 10)
     assert os.pread(fd, 20, 0) == data[:10]
     os.close(fd)
+
+
+@tracked
+def test_reading_what_has_arrived_costs_few_handlers(place: Place) -> None:
+    """Of a file that is being fetched a handler sees the beginning of each piece alone: it has to
+    fetch ahead."""
+    data = os.urandom(20 << 20)
+    (place / "f").write_bytes(data)
+    place.durable()
+    assert place.mount.cli("evict", place / "f").returncode == 0
+    before, watch = handled(place.mount, "read"), place.watch()
+    counted = read_bytes(place.mount)
+    fd = os.open(place / "f", os.O_RDONLY)
+    for start in range(0, 16 << 20, 256 << 10):
+        assert os.pread(fd, 256 << 10, start) == data[start : start + (256 << 10)]
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert handled(place.mount, "read") - before < watch.seen()["READ"] / 2
+    assert os.pread(fd, 100, len(data) - 40) == data[-40:]
+    with open(place / "f", "r+b") as file:  # another generation, under the open descriptor
+        file.seek(1 << 20)
+        file.write(b"changed")
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    assert os.pread(fd, 7, 1 << 20) == b"changed"
+    os.truncate(place / "f", 10)
+    assert os.pread(fd, 20, 0) == data[:10]
+    os.close(fd)
+    assert read_bytes(place.mount) - counted >= 16 << 20
+
+
+def test_the_kernel_reads_far_ahead(place: Place) -> None:
+    """In requests of 1 MiB: each costs the daemon about the same, whatever its size."""
+    device = os.stat(place.mount.path).st_dev
+    path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+    with open(path) as file:
+        assert int(file.read()) == 1024
 
 
 @tracked

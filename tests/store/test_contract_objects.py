@@ -122,7 +122,8 @@ def test_get_into_writes_just_its_range(place: Place) -> None:
     place.store.put(place.key("k"), place.range(BIG))
     path = Path(place.file(b"." * (len(BIG) + 10), name="target"))
     start, end = 1_000_001, 2_500_003
-    assert place.store.get_into(place.key("k"), str(path), start, end) == end - start
+    got = place.store.get_into(place.key("k"), str(path), start, end)
+    assert got == (end - start, crc.crc64_of(BIG[start:end]))
     expected = b"." * start + BIG[start:end] + b"." * (len(BIG) + 10 - end)
     assert path.read_bytes() == expected
 
@@ -130,9 +131,12 @@ def test_get_into_writes_just_its_range(place: Place) -> None:
 def test_get_into_elsewhere_and_beyond_the_end(place: Place) -> None:
     place.store.put(place.key("k"), b"0123456789")
     path = Path(place.file(b"....", name="target"))
-    assert place.store.get_into(place.key("k"), str(path), 7, 100, at=1) == 3
+    assert place.store.get_into(place.key("k"), str(path), 7, 100, at=1) == (
+        3,
+        crc.crc64_of(b"789"),
+    )
     assert path.read_bytes() == b".789"
-    assert place.store.get_into(place.key("k"), str(path), 10, 12, at=0) == 0
+    assert place.store.get_into(place.key("k"), str(path), 10, 12, at=0) == (0, 0)
 
 
 def test_get_into_needs_the_file(place: Place) -> None:

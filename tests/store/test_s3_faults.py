@@ -298,7 +298,7 @@ def test_short_replies_are_not_taken_for_the_whole(
     if after < 100_000:
         with pytest.raises(Transient):
             store.list(key)
-    assert store.get_into(key, str(target), 0, len(BIG)) == len(BIG)
+    assert store.get_into(key, str(target), 0, len(BIG)).size == len(BIG)
     assert target.read_bytes() == BIG
 
 
@@ -457,7 +457,7 @@ def test_a_probe_that_met_trouble_is_not_remembered(
 
 
 def test_a_budget_is_kept(store: ObjectStore, proxy: FaultProxy, key: str) -> None:
-    proxy.set(slow_down(20))
+    proxy.set(slow_down(5))
     throttled = 0
     started = time.monotonic()
     while time.monotonic() - started < 1.0:
@@ -465,8 +465,8 @@ def test_a_budget_is_kept(store: ObjectStore, proxy: FaultProxy, key: str) -> No
             store.put(key, b"x")
         except Throttled:
             throttled += 1
-    done = proxy.counts()["put 200"]
+    seconds, done = time.monotonic() - started, proxy.counts()["put 200"]
     assert throttled == proxy.counts()["put 503"] > 0
-    assert 20 <= done <= 45
+    assert 5 <= done <= 5 * seconds + 7
     assert all(entry["key"] == key for entry in proxy.log())
     assert BUCKET not in key

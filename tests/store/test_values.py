@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cachefs import errors
 from cachefs.store import crc
 from cachefs.store.base import FileRange, ObjectInfo, PartReceipt
+from cachefs.store.receiving import receive
 from cachefs.store.transfer import (
     BUFFER,
     Abandoned,
@@ -24,7 +25,6 @@ from cachefs.store.transfer import (
     abandon_when,
     load,
     pieces,
-    write_stream,
 )
 
 
@@ -91,15 +91,16 @@ def test_a_range_that_is_cut_off_while_it_is_read(body: tuple[FileRange, bytes])
 def test_writing_a_stream_into_a_file(tmp_path: Path) -> None:
     path = tmp_path / "target"
     path.write_bytes(b"." * 10)
-    assert write_stream(io.BytesIO(b"0123456789"), str(path), 2, 5) == 5
+    got = receive(io.BytesIO(b"0123456789"), str(path), 2, 5)
+    assert got == (5, crc.crc64_of(b"01234"))
     assert path.read_bytes() == b"..01234..."
-    assert write_stream(io.BytesIO(b"012"), str(path), 9, 100) == 3
+    assert receive(io.BytesIO(b"012"), str(path), 9, 100).size == 3
     assert path.read_bytes() == b"..01234..012"
 
 
 def test_a_full_disk_is_said_to_be_full() -> None:
     with pytest.raises(errors.CacheFull):
-        write_stream(io.BytesIO(b"x"), "/dev/full", 0, 1)
+        receive(io.BytesIO(b"x"), "/dev/full", 0, 1)
 
 
 def test_a_transfer_can_be_abandoned(body: tuple[FileRange, bytes]) -> None:

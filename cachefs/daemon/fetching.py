@@ -1,0 +1,45 @@
+"""What the filler fetches with, and how what it fetched is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from cachefs.cache.filler import Fetch, Fill
+from cachefs.daemon.tiering import ReadWarm, read_nothing
+from cachefs.errors import Corrupt
+from cachefs.flush.client import StoreClient
+from cachefs.observe.metrics import Metrics
+from cachefs.store.base import FileRange, Received
+
+
+def fetcher(client: StoreClient, metrics: Metrics, read_warm: ReadWarm = read_nothing) -> Fetch:
+    """What the filler fetches with: a range of an object into a cache file. `read_warm` is asked
+    first."""
+    downloaded = metrics.counter("cachefs_download_bytes_total")
+
+    async def fetch(
+        key: str, path: str, start: int, end: int, if_match: str | None
+    ) -> tuple[int, int | None]:
+        if await read_warm(key, path, start, end, if_match):
+            return end - start, None
+        got: Received = await client.patiently(
+            "get_into", key=key, path=path, start=start, end=end, if_match=if_match
+        )
+        if got.size != end - start:
+            raise Corrupt(f"{key}: {got.size} bytes came for a range of {end - start}")
+        downloaded.inc(got.size)
+        return got
+
+    return fetch
+
+
+def checksums(client: StoreClient) -> Callable[[Fill], Awaitable[int]]:
+    """CRC64NVME of what was fetched: of the pieces as they came, or else of the file."""
+
+    async def checksum(fill: Fill) -> int:
+        pieces = fill.pieces()
+        if pieces is not None:
+            return await client.combine(pieces)
+        return await client.checksum(FileRange(fill.path, 0, fill.size))
+
+    return checksum
