@@ -273,8 +273,9 @@ def test_readdir_while_entries_change(work: Work) -> None:
 @pytest.mark.either_lane
 @pytest.mark.timeout(120)
 def test_create_and_list_many(work: Work) -> None:
-    """Some thousand entries; a second listing and removal of all see each once."""
-    names = {f"f{number:05d}" for number in range(1000)}
+    """A thousand entries (under names that are not uploaded); a second listing and removal of all
+    see each once."""
+    names = {f"f{number:05d}.tmp" for number in range(1000)}
     for name in names:
         os.mknod(work / name)
     assert set(os.listdir(work)) == names
