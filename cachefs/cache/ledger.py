@@ -207,10 +207,16 @@ class SpaceLedger:
         if allocated < admitted:
             self.announce_room()
 
-    async def wait_for_room(self, nbytes: int, cancel: trio.Event | None = None) -> bool:
+    async def wait_for_room(
+        self,
+        nbytes: int,
+        cancel: trio.Event | None = None,
+        is_in_vain: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """As `try_admit`, but wait until it fits; False when `cancel` was set first.
 
-        Raises ENOSPC when `nbytes` could not fit even into the empty cache.
+        Raises ENOSPC when `nbytes` could not fit even into the empty cache, and once `is_in_vain`
+        (asked each time that there still is no room) says that there never will be.
         """
         if nbytes > self.limit:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -220,6 +226,8 @@ class SpaceLedger:
             while not (self._waiting[0] is ticket and nbytes <= self.headroom()):
                 if not await self._wait_a_little(cancel):
                     return False
+                if nbytes > self.headroom() and is_in_vain():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.promised += nbytes
             return True
         finally:

@@ -154,7 +154,7 @@ def compose(
     sync_meta = MetaSync(meta, lasting=lasting)
     client.before_change = sync_meta
     meta.db.on_full = storage.make_room
-    lanes, announce = _lanes(settings, ledgers, tap)
+    lanes, announce = _lanes(settings, ledgers, tap, metrics)
     placement = Placement(ledgers)
     contents = Contents(
         meta,
@@ -379,11 +379,12 @@ def _order_rules(settings: Settings) -> OrderRules:
 
 
 def _lanes(
-    settings: Settings, ledgers: list[SpaceLedger], tap: Tap | None
+    settings: Settings, ledgers: list[SpaceLedger], tap: Tap | None, metrics: Metrics
 ) -> tuple[LaneKeeper, Callable[..., bool]]:
     if tap is None:
         return TrackedOnly(), lambda handle: True
     lanes = PassthroughLanes(tap, ledgers, headroom=settings.mount.passthrough_headroom)
+    lanes.on_overrun = metrics.counter("cachefs_overruns_total").inc
     return lanes, lanes.announce
 
 

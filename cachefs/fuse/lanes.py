@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -55,6 +55,8 @@ class PassthroughLanes:
         self._budgets: dict[int, _Budget] = {}
         self._promised = 0
         self._told: set[int] = set()
+        self.on_overrun: Callable[[], None] = lambda: None
+        """Called for each writer that is found, at its end, to have outgrown its reservation."""
 
     def wants(self, mode: int, flags: int) -> bool:
         """See `LaneKeeper`."""
@@ -104,7 +106,9 @@ class PassthroughLanes:
         counted: int | None = None
         if file in ledger.reservations():
             counted = device.allocated(file)
-            ledger.note_growth(file, counted)
+            if ledger.note_growth(file, counted):  # Since the reaper looked last.
+                log.warning("writer outgrew its reservation", device=device.index, gen=file)
+                self.on_overrun()
             ledger.release(file)
         if len(self._largest) > _REMEMBERED:
             self._largest.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cachefs.failpoints import Change
@@ -204,6 +204,11 @@ class Generations:
             (device,),
         )
         return [_row(row) for row in rows]
+
+    def on(self, device: int) -> Iterator[GenerationRow]:
+        """Every generation on a device, one by one: whoever asks may have seen enough soon."""
+        sql = f"SELECT {_COLUMNS} FROM generation WHERE device=?"
+        return map(_row, self._db.execute(sql, (device,)))
 
     def devices(self) -> set[int]:
         """Numbers of the devices that cache files are on."""

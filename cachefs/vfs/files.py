@@ -59,7 +59,7 @@ class Files:
         self._lanes = lanes
         self.table = table
         self._ledgers = ledgers
-        self.admission = Admission(ledgers, wait_when_full=wait_when_full)
+        self.admission = Admission(meta, ledgers, wait_when_full=wait_when_full)
         self._sync_meta = sync_meta
         self._opening: dict[int, trio.Lock] = {}
         self._unsealed: list[OpenInode] = []

@@ -315,7 +315,7 @@ class Spiller:
         if row.copy_file is not None:
             before = device.allocated(row.copy_file)
         wanted = max(0, needed - before)
-        await self._admit(ledger, wanted, patient=patient)
+        await self._admit(ledger, wanted, row.ino, patient=patient)
         row = self._begin(gen, device)
         try:
             if row is None or row.copy_file is None:
@@ -335,11 +335,11 @@ class Spiller:
         ledger = self._placement.choose(needed, outlives=Level.PROCESS)
         return ledger.device if ledger is not None else None
 
-    async def _admit(self, ledger: SpaceLedger, nbytes: int, *, patient: bool) -> None:
+    async def _admit(self, ledger: SpaceLedger, nbytes: int, ino: int, *, patient: bool) -> None:
         if ledger.try_admit(nbytes):
             return
         if patient:
-            await self._admission.make_room(ledger, nbytes)
+            await self._admission.make_room(ledger, nbytes, ino)
         elif not await ledger.admit_after_eviction(nbytes):
             raise OSError(errno.ENOSPC, f"{ledger.device.directory} has no room for them")
 

@@ -1,0 +1,97 @@
+"""A file that the cache cannot hold: its writer is told, what was written stays, others go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.client import Client
+from tests.support.mounts import MountFactory, poll
+
+MIB = 1 << 20
+SMALL = {"cache.size": "64MiB", "cache.meta_reserve": "4MiB"}
+
+
+def write_until_full(path: str) -> list[int]:
+    """[bytes that write(2) took, errno that ended it]; each MiB holds its number."""
+    written = 0
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        while written < 400 << 20:
+            written += os.write(fd, bytes([written >> 20]) * (1 << 20))
+    except OSError as error:
+        return [written, error.errno or 0]
+    finally:
+        os.close(fd)
+    return [written, 0]
+
+
+def is_whole(body: bytes, written: int) -> bool:
+    """All that a write returned for is there; of the one that failed, perhaps a part."""
+    expected = b"".join(bytes([n]) * MIB for n in range(written // MIB + 1))
+    return written <= len(body) and body == expected[: len(body)]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("full", ["wait", "enospc"])
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_it_does_not_wait_for_ever(
+    mounted: MountFactory, bucket: Any, client: Client, full: str
+) -> None:
+    """In the tracked lane: nothing but the file itself is in the way, so ENOSPC either way."""
+    mount = mounted(bucket, options={**SMALL, "cache.full": full}, allow=("full|space|room",))
+    (mount.path / "before.bin").write_bytes(b"b" * 3 * MIB)
+    written, number = client.run(write_until_full, mount.path / "huge.bin", timeout=90)
+    assert number == 28
+    assert 40 * MIB <= written <= 64 * MIB
+    assert mount.status()["cache"]["used_bytes"] <= 65 * MIB
+    if full == "enospc":  # Nobody waits for room here, so the test does.
+        mount.wait()
+    (mount.path / "after.bin").write_bytes(b"a" * MIB)
+    mount.wait()
+    assert is_whole(bucket.get("huge.bin"), written)
+    assert is_whole((mount.path / "huge.bin").read_bytes(), written)
+    assert bucket.get("before.bin") == b"b" * 3 * MIB
+    assert bucket.get("after.bin") == b"a" * MIB
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, after_mounts: ExitStack) -> Path:
+    """A filesystem of 128 MiB of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128M", "none", place], check=True)
+    after_mounts.callback(lambda: subprocess.run(["umount", "-l", place], check=True))
+    return place
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lane", ["passthrough"])
+def test_a_passthrough_writer_that_outgrows_what_it_reserved(
+    mounted: MountFactory, bucket: Any, client: Client, small_disk: Path
+) -> None:
+    """Counted, told, and at the end of the disk ENOSPC; the file holds what was written."""
+    mount = mounted(
+        bucket,
+        cache_dirs=[small_disk / "cache"],
+        options={**SMALL, "flush.settle": "3s"},
+        allow=("outgrew|full|space|room|recorded|failed|anew",),
+    )
+    (mount.path / "other.bin").write_bytes(b"o" * 5 * MIB)
+    written, number = client.run(write_until_full, mount.path / "huge.bin", timeout=90)
+    assert number == 28
+    assert written > 64 * MIB
+    poll(lambda: mount.metric("cachefs_overruns_total") == 1, 10)
+    assert "writer outgrew its reservation" in mount.log
+    assert (mount.path / "other.bin").read_bytes() == b"o" * 5 * MIB
+    mount.wait()
+    assert is_whole(bucket.get("huge.bin"), written)
+    poll(lambda: mount.status()["cache"]["used_bytes"] <= 64 * MIB, 20)
+    (mount.path / "after.bin").write_bytes(b"a" * MIB)
+    mount.wait()
+    assert bucket.get("after.bin") == b"a" * MIB
