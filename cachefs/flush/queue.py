@@ -405,7 +405,8 @@ class EffectQueue(Replaced):
                 if effect.key is None:
                     continue
                 known = self._meta.objects.get(effect.key)
-                if known is not None and (known.dentry is None or known.dentry == effect.dentry):
+                # A stale one may have changed hands since: nobody shows anything there meanwhile.
+                if known is not None and (known.dentry in (None, effect.dentry) or known.stale):
                     self._deleted(known)
                 if effect.id in self.effects:
                     self._drop(effect)

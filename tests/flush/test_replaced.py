@@ -255,3 +255,22 @@ def test_a_link_keeps_its_place_before_a_marker_when_the_other_name_goes(place: 
             assert marked.seen and None not in marked.seen
 
     run(main)
+
+
+def test_a_deletion_under_way_is_recorded_though_its_key_changes_hands(place: Place) -> None:
+    """What a file left behind whose name was taken goes with whoever has the name."""
+
+    async def main() -> None:
+        async with place.mounted() as world:
+            await write(world, old__txt=b"old", notes__txt=b"notes", next__txt=b"next")
+            place.late["delete"] = trio.Event()
+            await world.rename("old.txt", "config.json")
+            await world.rename("notes.txt", "config.json")
+            await until(lambda: "old.txt" not in world.shown)
+            await world.rename("next.txt", "config.json")
+            place.late.pop("delete").set()
+            await world.settle()
+            assert world.shown == {"config.json": b"next"}
+            assert [row.key for row in world.meta.objects.below("")] == ["config.json"]
+
+    run(main)
