@@ -1,10 +1,11 @@
 /* READ and WRITE in the tracked lane that need no word of Python.
  *
  * A handle has a reader while its cache file holds all of the object's bytes: what the page cache
- * has of it is answered here, and so is what has arrived of a file that is still being fetched. It has a budget while its file is new, in the tracked lane, and on a
- * device that does not make anybody wait: all that Python would do of its own for such a write is
- * to look at the cache file's size, which it does in any case. Python gives a new budget with the
- * write that exceeds the old one. Whatever does not work out here is Python's to do and to explain.
+ * has of it is answered here, and so is what has arrived of a file that is still being fetched. It
+ * has a budget while its file is new, in the tracked lane, and on a device that does not make
+ * anybody wait: all that Python would do of its own for such a write is to look at the cache file's
+ * size, which it does in any case. Python gives a new budget with the write that exceeds the old
+ * one. Whatever does not work out here is Python's to do and to explain.
  */
 #define _GNU_SOURCE
 #include "_tap.h"
