@@ -35,7 +35,6 @@ _CODE = (
 )  # fmt: skip
 _EARLY = re.compile(r"LD_|CACHEFS_FAILPOINTS")
 """Beginnings of the names of variables that have their effect before `main`."""
-_PR_SET_MM, _PR_SET_MM_ARG_END = 35, 9
 
 
 def _supervisor() -> int:
@@ -214,13 +213,10 @@ def _close_all_but(kept: Collection[int]) -> None:
 
 
 def _show_as(args: Sequence[str]) -> None:
-    """Have /proc tell this command line."""
+    """Have /proc tell this command line (with more zeros at its end)."""
     with open("/proc/self/stat") as file:
         start, end = map(int, file.read().rpartition(")")[2].split()[45:47])
     text = b"".join(os.fsencode(word) + b"\0" for word in args)
     assert len(text) <= len(PADDING)
     ctypes.memmove(start, text, len(text))
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-    if prctl(_PR_SET_MM, _PR_SET_MM_ARG_END, start + len(text), 0, 0) != 0:
-        ctypes.memset(start + len(text), 0, end - start - len(text))
+    ctypes.memset(start + len(text), 0, end - start - len(text))
