@@ -1,6 +1,6 @@
 """Random programs on the mount and on a local directory: no difference may be seen.
 
-`CACHEFS_TEST_SECONDS` sets the length of each of these tests (default: 9 s), `_SEED` where
+`CACHEFS_TEST_SECONDS` sets the length of each of these tests (default: 12 s), `_SEED` where
 they begin. Each runs at least one program, however slow the machine. A failure prints the shrunk
 program, ready for `test_found.py`.
 """
@@ -87,27 +87,27 @@ def _with_random(pair: Pair, seconds: float, length: int, specials: tuple[str, .
 @pytest.mark.timeout(500)
 def test_small_programs(pair_with: MakePair) -> None:
     """Many short programs with much reuse of few names."""
-    _with_hypothesis(pair_with(), _seconds(9))
+    _with_hypothesis(pair_with(), _seconds(12))
 
 
 @pytest.mark.timeout(500)
 def test_long_programs(pair_with: MakePair) -> None:
     """Programs of 150 steps while uploads go on in the background."""
-    _with_random(pair_with(**{"flush.settle": "1ms"}), _seconds(9), 150, ("!pause",))
+    _with_random(pair_with(**{"flush.settle": "1ms"}), _seconds(12), 150, ("!pause",))
 
 
 @pytest.mark.timeout(500)
 def test_the_bucket_follows(pair_with: MakePair) -> None:
     """After each program the bucket has exactly the tree: content, attributes, links."""
     pair = pair_with(check_bucket=True, **{"flush.settle": "5ms"})
-    _with_random(pair, _seconds(9), 30, ("!pause",))
+    _with_random(pair, _seconds(12), 30, ("!pause",))
 
 
 @pytest.mark.timeout(500)
 def test_remounts_and_crashes(pair_with: MakePair) -> None:
     """Neither unmounting nor the death of daemon and supervisor loses what a write returned for."""
     pair = pair_with(**{"flush.settle": "5ms", "mount.takeover": "off"})
-    _with_random(pair, _seconds(9), 60, ("!remount", "!crash", "!pause"))
+    _with_random(pair, _seconds(12), 60, ("!remount", "!crash", "!pause"))
 
 
 @pytest.mark.timeout(500)
@@ -117,7 +117,7 @@ def test_kills(pair_with: MakePair) -> None:
     if pair.started().status()["lanes"].get("takeover") is False:
         pytest.skip("this kernel has no takeover")
     pair.run(KILLED)
-    _with_random(pair, _seconds(9), 100, ("!kill", "!pause"))
+    _with_random(pair, _seconds(12), 100, ("!kill", "!pause"))
 
 
 @pytest.mark.soak
