@@ -99,6 +99,8 @@ class Fill:
     """Somebody may have read bytes of it before all were there to be compared."""
     checking: trio.Lock = field(default_factory=trio.Lock, repr=False)
     """Held while what was fetched is compared."""
+    trims: int = 0
+    """Counts up when bytes leave the cache file again."""
     _jobs: dict[int, _Job] = field(default_factory=dict, repr=False)
     """By chunk."""
     _requests: int = 0
@@ -132,6 +134,22 @@ class Fill:
             found.append((crc64, end - position))
             position = end
         return found if position == self.size else None
+
+    def trim(self, start: int, end: int) -> None:
+        """Bytes [start, end) leave the cache file: from now on they have to be fetched."""
+        self.trims += 1
+        self.present.remove(start, end)
+        for piece in [at for at, (stop, _) in self._pieces.items() if at < end and start < stop]:
+            del self._pieces[piece]
+
+    def near(self) -> Iterator[tuple[int, int]]:
+        """What its readers are at, or have asked to be fetched ahead."""
+        for stream in self._streams:
+            yield stream.position - CHUNK, stream.position + (stream.window + 1) * CHUNK
+
+    def is_coming(self, start: int, end: int) -> bool:
+        """Whether any of the bytes [start, end) is on its way."""
+        return any(job.start < end and start < job.end for job in self._jobs.values())
 
     def spoiled(self) -> None:
         """Nothing of what arrived is any good."""

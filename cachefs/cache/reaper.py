@@ -45,12 +45,17 @@ class EvictionSource(Protocol):
         """What may be evicted from the device of that index, in any order. Consumed at once."""
         ...
 
-    async def evict(self, gen: int) -> int:
-        """Forget and remove a cache file, after checking again that it may go.
+    async def evict(self, gen: int, goal: int | None = None) -> int:
+        """Forget and remove a cache file, after checking again that it may go; of a huge one, when
+        `goal` bytes are wanted, only as much.
 
         Returns the bytes freed, 0 if it may not. Credits the ledger itself, like every other
         removal of a cache file.
         """
+        ...
+
+    async def trim(self, device: int, goal: int) -> int:
+        """Take up to `goal` bytes from files that are being read; returns how many."""
         ...
 
 
@@ -132,12 +137,22 @@ class Reaper:
         for gen, _bytes, _last_use in offered:
             if freed >= goal:
                 break
-            freed += await self._evict_one(ledger, gen)
+            freed += await self._evict_one(ledger, gen, goal - freed)
+        return freed + (await self._trim(ledger, goal - freed) if freed < goal else 0)
+
+    async def _trim(self, ledger: SpaceLedger, goal: int) -> int:
+        try:
+            freed = await self._source.trim(ledger.device.index, goal)
+        except (OSError, CachefsError) as err:
+            log.warning("nothing is trimmed", device=ledger.device.index, error=str(err))
+            return 0
+        if freed and self._on_evicted is not None:
+            self._on_evicted(ledger.device.index, freed)
         return freed
 
-    async def _evict_one(self, ledger: SpaceLedger, gen: int) -> int:
+    async def _evict_one(self, ledger: SpaceLedger, gen: int, goal: int) -> int:
         try:
-            freed = await self._source.evict(gen)
+            freed = await self._source.evict(gen, goal)
         except (OSError, CachefsError) as err:
             log.warning("not evicted", device=ledger.device.index, gen=gen, error=str(err))
             return 0

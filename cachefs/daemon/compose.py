@@ -59,6 +59,7 @@ from cachefs.vfs.snapshots import Snapshots
 from cachefs.vfs.space import Space
 from cachefs.vfs.spilling import Spiller
 from cachefs.vfs.texts import text_of
+from cachefs.vfs.trimming import Trimmer
 from cachefs.vfs.virtual import Inspector
 
 log = structlog.get_logger("cachefs.daemon")
@@ -274,7 +275,8 @@ def compose(
     syncer = Syncer(meta, queue, contents, sync_meta)
     inspector = Inspector(meta, queue, table, devices, settings.store.url)
     inspector.home = storage.home
-    eviction = Eviction(meta, queue, table, contents, sweep=leaving.sweep)
+    trimmer = Trimmer(meta, table, contents, lanes, sync_meta=sync_meta)
+    eviction = Eviction(meta, queue, table, contents, sweep=leaving.sweep, trimmer=trimmer)
     if tiering is not None:
         tiering.attach(inspector, eviction, contents, commits)
         rescuer.find = tiering.regain

@@ -263,6 +263,7 @@ class Contents(Endings):
                 continue
             if not fill.complete:
                 fill.served = True
+                self.account(opened)
                 return
             await self._complete(opened, fill)
 

@@ -11,6 +11,7 @@ from cachefs.meta.rows import GenerationRow
 from cachefs.model.states import GenState
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.opened import OpenTable
+from cachefs.vfs.trimming import HUGE, Trimmer
 
 _LOOK_AT = 512
 """Candidates offered at a time, oldest use first."""
@@ -28,6 +29,7 @@ class Eviction:
         contents: Contents,
         *,
         sweep: Callable[[], Awaitable[None]],
+        trimmer: Trimmer | None = None,
     ) -> None:
         """`sweep` returns when the cache files that were given up are removed."""
         self._meta = meta
@@ -35,6 +37,7 @@ class Eviction:
         self._table = table
         self._contents = contents
         self._sweep = sweep
+        self._trimmer = trimmer
         self.is_needed: Callable[[GenerationRow], bool] = lambda row: False
         """Whether a cache file is wanted for something else than reading."""
         self.on_leaving: Callable[[GenerationRow], None] = lambda row: None
@@ -71,12 +74,21 @@ class Eviction:
         paths = (self._meta.dentries.path(name.parent, name.name).decode() for name in names)
         return any(self._meta.pins.over(path) is not None for path in paths)
 
-    async def evict(self, gen: int) -> int:
-        """Forget a generation's cache file; 0 if it may not go (any more)."""
+    async def trim(self, device: int, goal: int) -> int:
+        """Take bytes from files that are being read; see `trimming`."""
+        if self._trimmer is None:
+            return 0
+        return await self._trimmer.trim_open(device, goal, self._is_pinned)
+
+    async def evict(self, gen: int, goal: int | None = None) -> int:
+        """Forget a generation's cache file, or, of a huge one, the `goal` bytes that are wanted; 0
+        if it may not go (any more)."""
         row = self._meta.generations.get(gen)
         if row is None or self.keeps(row) is not None:
             return 0
         freed = self._contents.device(row).allocated(row.file)
+        if goal is not None and self._trimmer is not None and freed > max(HUGE, 2 * goal):
+            return await self._trimmer.trim_closed(gen, goal, self.on_leaving)
         with self._meta.transaction(Change.EVICT):
             self.on_leaving(row)
             inode = self._meta.inodes.get(row.ino)

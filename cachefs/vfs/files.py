@@ -190,7 +190,9 @@ class Files:
     async def read(self, fh: int, offset: int, size: int) -> bytes | memoryview:
         """Up to `size` bytes from `offset` on, fewer at the end of the file."""
         handle = self.handle(fh)
-        data = await self._read(handle.inode, offset, size)
+        trims = -1
+        while trims != (trims := handle.inode.trims):  # Nothing of it left the cache meanwhile.
+            data = await self._read(handle.inode, offset, size)
         self._lanes.now_readable(handle)
         self.on_read(len(data))
         return data
@@ -209,8 +211,7 @@ class Files:
         return await trio.to_thread.run_sync(os.pread, opened.fd, size, offset)
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:
-        """Write all of `data` at `offset`; without any, only make the file ready to be written to
-        (fallocate). ENOSPC, EIO."""
+        """Write all of `data` at `offset`; none: only get ready for it (fallocate). ENOSPC, EIO."""
         handle = self.handle(fh)
         opened = handle.inode
         kills = opened.privileged and self.kills_privileges()

@@ -90,6 +90,11 @@ class OpenInode:
     lock: trio.Lock = field(default_factory=trio.Lock)
     """Serialises changes of `gen`, `fd` and size that need an await."""
 
+    @property
+    def trims(self) -> int:
+        """Changes when bytes that were here have to be fetched again."""
+        return self.fill.trims if self.fill is not None else 0
+
     async def settled(self) -> None:
         """Return when its bytes are not being moved."""
         while self.moving is not None:

@@ -144,6 +144,11 @@ SCENES = [
         (*saved("a"), ("keep_elsewhere", "a"), ("lose_cache", "a")),
         (("read", "a"), ("flush",)),
     ), forgiving=("a",)),
+    Scene("trimmed", ((
+        ("foreign", "big", 60 * MB, 7), ("list", ""), ("open", "big", os.O_RDONLY), ARM,
+        *(("read_at", "big", n * MB) for n in (0, 7, 14)), ("trim",), ("read_at", "big", 0),
+        ("close", "big"), ("read", "big"), ("trim_closed", "big"), ("read", "big"),
+    ),)),
     Scene("missing", (
         (*saved("a"), *saved("b"), ("flush",), ("lose_cache", "a"), ("stray",)),
         (("read", "a"), ("lose_cache", "b"), ("read", "b")),

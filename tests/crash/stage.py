@@ -365,6 +365,22 @@ class Stage:
         source = self.parts.storage.devices[gen.device].path(gen.file)
         shutil.copy(source, self.elsewhere)
 
+    async def do_read_at(self, path: str, at: int) -> None:
+        fh = await self.handle(path)
+        data = await self.parts.files.read(fh, at, 1 << 20)
+        assert bytes(data) == block(7, 60 << 20)[at : at + (1 << 20)]
+
+    async def do_trim(self) -> None:
+        """There is no room, and a huge file is being read."""
+        await self.parts.eviction.trim(0, 1 << 20)
+
+    async def do_trim_closed(self, path: str) -> None:
+        gen = self.meta.generations.current(await self.ino(path))
+        trimmer = self.parts.eviction._trimmer
+        assert gen is not None
+        assert trimmer is not None
+        await trimmer.trim_closed(gen.gen, 1 << 20, lambda row: None)
+
     async def do_stray(self) -> None:
         """A cache file of which no database knows."""
         fd = self.parts.storage.devices[0].create(self.parts.contents.new_file_number() + 50)

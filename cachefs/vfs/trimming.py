@@ -1,0 +1,127 @@
+"""Room from huge files: ranges of what the store holds leave the cache, the rest stays.
+
+For files that are larger than the room that is wanted, and for those that are being read and
+are not all here: what lies behind every reader goes first. The cache file keeps its size, and gets
+holes.
+
+A hole must never be read as bytes. So a range is first taken out of what is present, in memory and
+in the database, which is synced: only then it is punched, and only what nobody has begun to fetch
+again meanwhile. A read that was under way looks, when it has its bytes, whether anything went
+(`Fill.trims`), and begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+from cachefs.cache.filler import CHUNK, Fill
+from cachefs.failpoints import Change, Point, reach
+from cachefs.meta import Meta
+from cachefs.meta.rows import GenerationRow
+from cachefs.model.extents import Extent, ExtentSet
+from cachefs.vfs.contents import Contents
+from cachefs.vfs.lanes import LaneKeeper
+from cachefs.vfs.opened import OpenInode, OpenTable
+
+HUGE = 1 << 30
+"""Bytes from which a file is not evicted as a whole when less is wanted."""
+
+
+class Trimmer:
+    """Takes ranges out of cache files. On the trio thread."""
+
+    def __init__(
+        self,
+        meta: Meta,
+        table: OpenTable,
+        contents: Contents,
+        lanes: LaneKeeper,
+        *,
+        sync_meta: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._meta = meta
+        self._table = table
+        self._contents = contents
+        self._lanes = lanes
+        self._sync_meta = sync_meta
+
+    async def trim_open(self, device: int, goal: int, is_kept: Callable[[int], bool]) -> int:
+        """Take up to `goal` bytes from files that are being read, but for inodes that `is_kept`;
+        returns how many. OSError."""
+        freed = 0
+        for opened in list(self._table.inodes.values()):
+            mine = opened.device.index == device and not is_kept(opened.ino)
+            if freed < goal and mine and self._is_read_only(opened):
+                freed += await self._trim(opened, goal - freed)
+        return freed
+
+    def _is_read_only(self, opened: OpenInode) -> bool:
+        """Whether nobody writes to it, or waits for all of it in order to."""
+        busy = opened.writers or opened.writing or opened.lock.statistics().locked
+        return opened.fill is not None and not busy
+
+    async def _trim(self, opened: OpenInode, goal: int) -> int:
+        fill = opened.fill
+        chosen = list(_behind(fill, goal)) if fill is not None else []
+        if fill is None or not chosen:
+            return 0
+        self._lanes.take_back(opened)
+        for start, end in chosen:
+            fill.trim(start, end)
+        self._contents.save_progress(opened)
+        reach(Point.TRIM_AFTER_SAVE)
+        await self._sync_meta()
+        before = opened.accounted
+        for start, end in chosen:
+            for hole in list(fill.present.gaps(start, end)):
+                if opened.fill is fill and not fill.is_coming(*hole):
+                    opened.device.punch(opened.gen.file, *hole)
+        fill.trims += 1
+        self._contents.account(opened)
+        return max(0, before - opened.accounted)
+
+    async def trim_closed(
+        self, gen: int, goal: int, on_leaving: Callable[[GenerationRow], None]
+    ) -> int:
+        """Take about `goal` bytes from the beginning of a file that nobody has open; returns how
+        many. `on_leaving` is called in the transaction that lets them go. OSError."""
+        row = self._meta.generations.get(gen)
+        if row is None:
+            return 0
+        device = self._contents.device(row)
+        present = ExtentSet.unpack(row.present) if row.present is not None else None
+        present = present if present is not None else ExtentSet([(0, row.size)])
+        chosen = list(_first(present, goal))
+        for start, end in chosen:
+            present.remove(start, end)
+        row.present = present.pack()
+        with self._meta.transaction(Change.TRIM):
+            on_leaving(row)
+            self._meta.generations.save(row)
+        await self._sync_meta()
+        if row.ino in self._table.inodes or self._meta.generations.get(gen) != row:
+            return 0  # Somebody reads it, and what is not present may be on its way again.
+        before = device.allocated(row.file)
+        for extent in chosen:
+            device.punch(row.file, *extent)
+        freed = max(0, before - device.allocated(row.file))
+        self._contents.on_account(device, -freed)
+        return freed
+
+
+def _behind(fill: Fill, goal: int) -> Iterator[Extent]:
+    """What is present and no reader is near, from the beginning on, `goal` bytes of it."""
+    away = ExtentSet(fill.present)
+    for start, end in fill.near():
+        away.remove(max(0, start), end)
+    yield from _first(away, goal)
+
+
+def _first(extents: ExtentSet, goal: int) -> Iterator[Extent]:
+    """The first `goal` bytes, in whole pieces of a fetch."""
+    for start, end in extents:
+        if goal <= 0:
+            return
+        stop = min(end, start + -(-goal // CHUNK) * CHUNK)
+        yield start, stop
+        goal -= stop - start
