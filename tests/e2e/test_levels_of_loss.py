@@ -125,6 +125,7 @@ def test_what_was_synced_survives_the_loss_of_ram(
         bucket, cache_dirs=dirs, options=options, allow=(*LOST, "held|orphan|died|ended|takeover")
     )
     (mount.path / "before.bin").write_bytes(b"b" * 200_000)
+    mount.wait(mount.path / "before.bin", survives="reboot", timeout=20)
     fd = os.open(mount.path / "f.bin", os.O_RDWR | os.O_CREAT)
     os.write(fd, b"1" * 100_000)
     os.fsync(fd)
