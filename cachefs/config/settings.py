@@ -265,7 +265,7 @@ class MountSettings(_Section):
     standby: Literal["auto", "off"] = "auto"
     """A daemon in reserve takes over in a fraction of the time; it costs about 60 MiB of memory."""
     passthrough_headroom: Fraction = 0.10
-    """Fraction of `cache.size` that must be free before a passthrough writer may start."""
+    """Fraction of a device's share of `cache.size` that must be free for a passthrough writer."""
     metadata_ttl: Duration = 60.0
     """What others do in the bucket is seen within this time; how long the kernel may remember names
     and attributes."""
