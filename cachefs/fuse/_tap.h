@@ -311,6 +311,12 @@ enum fate tap_accept_data(const struct in_header *header, const char *body, size
 bool tap_serve_data(uint64_t unique, const struct data_call *call);
 
 /* _tap_arrived.c. Lock held. */
+#define ARRIVAL_BLOCK (128ull << 10)
+struct arrival {
+    uint64_t start, end, chunk;
+};
+bool tap_note_arrived(uint64_t ino, uint64_t reader, uint64_t size, const struct arrival *what);
+void tap_take_back(uint64_t ino);
 bool tap_has_arrived(uint64_t ino, const struct read_in *in, uint64_t *reader);
 
 /* _tap_small.c. The first without the lock, the last with it. */

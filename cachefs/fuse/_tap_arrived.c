@@ -6,16 +6,12 @@
  *
  * Lock held, all of it. The descriptors are Python's: it takes a file back before it closes one.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include "_tap.h"
-#include "_tap_python.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK (128ull << 10) /* what the kernel reads at a time, at least, when it reads ahead */
+#define BLOCK ARRIVAL_BLOCK /* what the kernel reads at a time, at least, when it reads ahead */
 
 struct arrived {
     uint64_t reader, size; /* reader: as in tap.readers */
@@ -46,14 +42,6 @@ bool tap_has_arrived(uint64_t ino, const struct read_in *in, uint64_t *reader)
     return !memchr(file->there + first, 0, (end - 1) / BLOCK + 1 - first);
 }
 
-static void drop(uint64_t ino)
-{
-    uint64_t value;
-
-    if (map_take(&files, ino, &value))
-        free((void *)(uintptr_t)value);
-}
-
 static struct arrived *add(uint64_t ino, uint64_t reader, uint64_t size)
 {
     size_t blocks = size / BLOCK + 1;
@@ -82,40 +70,21 @@ static void mark(struct arrived *file, uint64_t start, uint64_t end, uint64_t ch
         file->there[i] = 0;
 }
 
-PyObject *py_arrived(PyObject *self, PyObject *args)
+bool tap_note_arrived(uint64_t ino, uint64_t reader, uint64_t size, const struct arrival *what)
 {
-    unsigned long long ino, size, start, end, chunk;
-    struct arrived *file;
-    int fd, in_memory;
+    struct arrived *file = find(ino);
 
-    (void)self;
-    if (!PyArg_ParseTuple(args, "KipKKKK", &ino, &fd, &in_memory, &size, &start, &end, &chunk))
-        return NULL;
-    if (chunk < BLOCK || start > end || end > size) {
-        PyErr_SetString(PyExc_ValueError, "not an extent of the file");
-        return NULL;
-    }
-    TAP_LOCK();
-    file = find(ino);
     if (!file)
-        file = add(ino, (uint64_t)fd << 1 | (in_memory ? 1 : 0), size);
+        file = add(ino, reader, size);
     if (file && file->size == size)
-        mark(file, start, end, chunk);
-    TAP_UNLOCK();
-    if (!file)
-        return PyErr_NoMemory();
-    Py_RETURN_NONE;
+        mark(file, what->start, what->end, what->chunk);
+    return file != NULL;
 }
 
-PyObject *py_take_back(PyObject *self, PyObject *args)
+void tap_take_back(uint64_t ino)
 {
-    unsigned long long ino;
+    uint64_t value;
 
-    (void)self;
-    if (!PyArg_ParseTuple(args, "K", &ino))
-        return NULL;
-    TAP_LOCK();
-    drop(ino);
-    TAP_UNLOCK();
-    Py_RETURN_NONE;
+    if (map_take(&files, ino, &value))
+        free((void *)(uintptr_t)value);
 }

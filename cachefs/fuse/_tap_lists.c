@@ -220,3 +220,38 @@ PyObject *py_counts(PyObject *self, PyObject *args)
     TAP_UNLOCK();
     return counters_dict(copy);
 }
+
+PyObject *py_arrived(PyObject *self, PyObject *args)
+{
+    unsigned long long ino, size, start, end, chunk;
+    int fd, in_memory;
+    bool done;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KipKKKK", &ino, &fd, &in_memory, &size, &start, &end, &chunk))
+        return NULL;
+    if (chunk < ARRIVAL_BLOCK || start > end || end > size) {
+        PyErr_SetString(PyExc_ValueError, "not an extent of the file");
+        return NULL;
+    }
+    TAP_LOCK();
+    done = tap_note_arrived(ino, (uint64_t)fd << 1 | (in_memory ? 1 : 0), size,
+                            &(struct arrival){start, end, chunk});
+    TAP_UNLOCK();
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+PyObject *py_take_back(PyObject *self, PyObject *args)
+{
+    unsigned long long ino;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "K", &ino))
+        return NULL;
+    TAP_LOCK();
+    tap_take_back(ino);
+    TAP_UNLOCK();
+    Py_RETURN_NONE;
+}
