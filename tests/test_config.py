@@ -291,6 +291,8 @@ def test_a_value_that_a_later_layer_replaces_is_no_mistake() -> None:
         ("store.url=s3://", "s3://bucket/prefix or file:///directory"),
         ("store.url=file://host/x", "s3://bucket/prefix or file:///directory"),
         ("store.endpoint=localhost:8333", "http(s)://host"),
+        ("store.endpoint=http://localhost:s3", "http(s)://host"),
+        ("store.endpoint=http://localhost:83333", "http(s)://host"),
         ("store.addressing=any", "auto, path or virtual"),
     ],
 )
@@ -306,7 +308,10 @@ def test_several_mistakes_are_counted() -> None:
 
 
 def test_an_option_without_a_value() -> None:
-    assert "expected section.key=value" in _complaint("flush.settle")
+    assert _complaint("flush.settle").endswith(
+        "expected section.key=value; did you mean `flush.settle=VALUE`?"
+    )
+    assert _complaint("flush").endswith("expected section.key=value")
 
 
 def test_a_missing_store() -> None:

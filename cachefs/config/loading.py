@@ -86,7 +86,7 @@ def _from_options(overrides: Sequence[str]) -> Iterator[Entry]:
     for text in overrides:
         name, found, value = text.partition("=")
         if not found:
-            raise ConfigError(f"-o: `{name}`: expected section.key=value{_suggest(name)}")
+            raise ConfigError(f"-o: `{name}`: expected section.key=value{_suggest_value(name)}")
         yield *_split(name.strip(), "-o"), value, "-o"
 
 
@@ -139,6 +139,13 @@ def _reason(problem: ErrorDetails, name: str) -> str:
         return f"must be one of {context['expected']}".replace("'", "")
     message: str = problem["msg"]
     return message[:1].lower() + message[1:]
+
+
+def _suggest_value(name: str) -> str:
+    """As `_suggest`, for a name without a value: the section alone helps nobody."""
+    if name in Settings.model_fields:
+        return ""
+    return _suggest(name).replace(f"`{name}`", f"`{name}=VALUE`")
 
 
 def _suggest(name: str) -> str:

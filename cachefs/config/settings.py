@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import (
     BaseModel,
@@ -45,6 +45,14 @@ from cachefs.model.bandwidth import BandwidthPlan
 
 DEFAULTS = "@defaults"
 """In a pattern list: the built-in patterns, so that adding one needs no copy of all."""
+
+
+def _has_valid_port(parts: SplitResult) -> bool:
+    """No port, or one from 0 to 65,535."""
+    try:
+        return parts.port is None or parts.port >= 0
+    except ValueError:
+        return False
 
 
 class _Section(BaseModel):
@@ -103,7 +111,11 @@ class StoreSettings(_Section):
         parts = urlsplit(endpoint)
         if "@" in parts.netloc:
             raise ValueError("holds credentials; use a profile or AWS_* variables instead")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or not _has_valid_port(parts)
+        ):
             raise ValueError(f"{endpoint!r} is not of the form http(s)://host[:port]")
         return endpoint.rstrip("/")
 
