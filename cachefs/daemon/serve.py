@@ -253,7 +253,7 @@ class Server:
             lanes=lambda: _lanes_of(tap, reason),
             takeovers=lambda: tap.takeovers if tap is not None else 0,
             requests=lambda: _requests_of(tap),
-            degraded=lambda: parts.session.problem is not None,
+            degraded=lambda: parts.session.problem is not None or parts.client.is_unreachable,
             metrics_address=address,
             sync_meta=parts.sync_meta,
             on_names=parts.refresher.on_changed,

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import trio
 
 from cachefs import failpoints
-from cachefs.errors import Refused, Retry, StoreError, Throttled
+from cachefs.errors import Refused, Retry, StoreError, StoreUnreachable, Throttled
 from cachefs.store.base import FileRange
 
 FIRST_DELAY = 0.1
@@ -70,6 +70,8 @@ class StoreClient:
         self._reloaded_at = float("-inf")
         self.barred: str | None = None
         """Why nothing at all may be asked of this store; None: it may."""
+        self.is_unreachable = False
+        """Whether the last request found no store to answer it."""
         self.before_change: Callable[[], Awaitable[None]] = _nothing
         """Awaited before each request that changes the store: makes every commit so far survive a
         power cut. Else the store could be ahead of a database that went back in time: an object
@@ -112,6 +114,7 @@ class StoreClient:
         self, method: str, key: str, error: StoreError | None, seconds: float, sent: int
     ) -> None:
         self._pacing.told(key, error)
+        self.is_unreachable = isinstance(error, StoreUnreachable)
         self._observe(method, error.outcome if error is not None else "ok", seconds, sent)
 
     async def checksum(self, body: FileRange) -> int:

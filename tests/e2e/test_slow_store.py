@@ -80,13 +80,14 @@ def test_a_store_that_dies_later_stops_no_write(
     assert (mount.path / "d" / "shard3.bin").read_bytes() == bodies["d/shard3.bin"]
     assert (mount.path / "before").read_bytes() == b"1"
     assert time.monotonic() - began < 5
-    time.sleep(1.5)
-    status = mount.status()
-    assert status["dirty_files"] == 21
+    poll(lambda: mount.status()["degraded"], 30)
+    assert mount.metric("cachefs_degraded") == 1
+    assert mount.status()["dirty_files"] == 21
     assert mount.cli("wait", mount.path, "--timeout", "1").returncode == 4
     assert bucket.keys() == ["before"]
     link.mend()
     mount.wait(timeout=60)
+    assert not mount.status()["degraded"]
     assert bucket.keys() == sorted([*bodies, "before", "d/latest"])
     assert all(bucket.get(name) == body for name, body in bodies.items())
 
