@@ -390,11 +390,16 @@ class SpaceLedger:
 
 
 def resolve_limits(
-    devices: Sequence[CacheDevice], size: int | None, used: Sequence[int] | None = None
+    devices: Sequence[CacheDevice],
+    size: int | None,
+    used: Sequence[int] | None = None,
+    *,
+    set_aside: int = 0,
 ) -> list[int]:
     """Bytes that the cache may take on each device, in the order of `devices`.
 
-    `size` is the configured or remembered total; None takes 90 % of what is free. It is divided in
+    `size` is the configured or remembered total; None takes 90 % of what is free, but for what is
+    to be `set_aside`. It is divided in
     proportion to the space available to the cache, which is what is free plus what the cache has
     already `used` there, so that the answer does not wander as the cache fills. A device's own
     `size_limit` caps its share.
@@ -402,7 +407,7 @@ def resolve_limits(
     taken = list(used) if used is not None else [0] * len(devices)
     available = [device.free_bytes() + mine for device, mine in zip(devices, taken, strict=True)]
     whole = sum(available)
-    total = int(DEFAULT_FILL * whole) if size is None else size
+    total = int(DEFAULT_FILL * max(0, whole - set_aside)) if size is None else size
     limits = []
     for device, mine in zip(devices, available, strict=True):
         share = total * mine // whole if whole else total // len(devices)

@@ -130,6 +130,9 @@ def _lane(lanes: Mapping[str, Any]) -> str:
 
 def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cache", _filled(cache)
+    if cache.get("waiting_writers"):
+        waiting = output.count(cache["waiting_writers"], "writer")
+        yield "", f"{waiting} waiting for room: what is here is not in the store yet, or in use"
     for device in cache["devices"]:
         path = output.printable(device["path"])
         text = f"{path}: {device['kind']}, {_filled(device)}, survives {device['survives']}"

@@ -129,6 +129,8 @@ class CacheSettings(_Section):
     """Bytes over all devices; None: 90 % of what is free at the first mount."""
     full: Literal["wait", "enospc"] = "wait"
     """A full cache of dirty data makes new writers wait, or fail."""
+    full_timeout: Duration = Field(default=1800.0, gt=0)
+    """How long a writer waits for room before it is told that there is none (ENOSPC)."""
     prefetch: bool = True
     """Fetch the rest of a checkpoint's directory once two of its files are being read."""
     preserve_limit: Size = GIB

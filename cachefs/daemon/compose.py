@@ -40,6 +40,7 @@ from cachefs.model.pacer import PacerRules
 from cachefs.model.survival import Level
 from cachefs.observe.metrics import Metrics
 from cachefs.store.base import FileRange
+from cachefs.vfs.admission import Admission
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.eviction import Eviction
 from cachefs.vfs.files import Files
@@ -191,7 +192,7 @@ def compose(
         lanes,
         table,
         ledgers,
-        wait_when_full=settings.cache.full == "wait",
+        admission=_admission(settings, meta, ledgers, tap),
         sync_meta=sync_meta,
     )
     journal = storage.home.meta_dir / "journal"
@@ -378,6 +379,17 @@ def _order_rules(settings: Settings) -> OrderRules:
         temp_patterns=tuple(settings.flush.temp_patterns),
         data_min_size=settings.order.data_min_size,
     )
+
+
+def _admission(
+    settings: Settings, meta: Meta, ledgers: list[SpaceLedger], tap: Tap | None
+) -> Admission:
+    waits = settings.cache.full == "wait"
+    admission = Admission(meta, ledgers, timeout=settings.cache.full_timeout if waits else 0.0)
+    if tap is not None:
+        admission.asker = tap.caller
+        admission.is_given_up = tap.is_given_up
+    return admission
 
 
 def _lanes(

@@ -88,6 +88,7 @@ class StatusReport:
             if ledger.device in used
         ]
         return {
+            "waiting_writers": self._services.files.admission.waiting,
             "used_bytes": sum(ledger.used for ledger in self._services.ledgers),
             "size_bytes": sum(ledger.limit for ledger in self._services.ledgers),
             "devices": told,

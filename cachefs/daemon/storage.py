@@ -303,7 +303,7 @@ def _ledgers(
     if size is None:
         remembered = meta.setting("cache_size")
         size = int(remembered) if remembered else None
-    limits = resolve_limits(devices, size, used)
+    limits = resolve_limits(devices, size, used, set_aside=settings.cache.meta_reserve)
     if settings.cache.size is None:
         meta.set_setting("cache_size", str(sum(limits)))
     ledgers = []

@@ -57,7 +57,8 @@ async def wait_until_safe(
             "bytes": waitlist.bytes_total,
             "seconds": trio.current_time() - began,
         }
-    raise ControlError(f"time is up: {waiter.what_is_left()}", exit_code=4)
+    why = "; the store is out of reach" if services.degraded() else ""
+    raise ControlError(f"time is up: {waiter.what_is_left()}{why}", exit_code=4)
 
 
 class _Waiter:

@@ -350,6 +350,27 @@ static PyObject *py_current(PyObject *self, PyObject *args)
     return PyLong_FromUnsignedLongLong(tap.current);
 }
 
+static PyObject *py_caller(PyObject *self, PyObject *args)
+{
+    (void)self, (void)args;
+    return Py_BuildValue("(KI)", (unsigned long long)tap.current, tap.current_pid);
+}
+
+static PyObject *py_is_interrupted(PyObject *self, PyObject *args)
+{
+    unsigned long long request;
+    uint64_t ignored;
+    bool found;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "K", &request))
+        return NULL;
+    TAP_LOCK();
+    found = map_get(&tap.interrupted, request, &ignored);
+    TAP_UNLOCK();
+    return PyBool_FromLong(found);
+}
+
 static PyObject *py_pause(PyObject *self, PyObject *args)
 {
     int paused;
@@ -407,6 +428,8 @@ static PyMethodDef methods[] = {
     {"counts", py_counts, METH_VARARGS, "(nodeid or None) -> {opcode: requests}"},
     {"brief", py_brief, METH_VARARGS, "(on)"},
     {"current", py_current, METH_NOARGS, "the request handed to libfuse last"},
+    {"caller", py_caller, METH_NOARGS, "() -> (that request, pid of who waits for it)"},
+    {"is_interrupted", py_is_interrupted, METH_VARARGS, "(request) -> did a signal come?"},
     {"kills_privileges", py_kills_privileges, METH_NOARGS, "is it to clear suid and sgid?"},
     {"times_of_now", py_times_of_now, METH_NOARGS, "(atime, mtime): is it set to now?"},
     {"pause", py_pause, METH_VARARGS, "(on)"},

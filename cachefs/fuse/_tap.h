@@ -239,6 +239,7 @@ struct tap {
     bool brief;    /* answer FLUSH and swallow FORGET here */
     bool answered; /* ... which was done with the request that was read last */
     uint64_t current;      /* key of the request that libfuse got last */
+    uint32_t current_pid;  /* ... whose it is */
     bool kills_privileges; /* ... which is to clear suid and sgid */
     uint32_t times_of_now; /* ... which is to set these times to now */
     struct init_out replay; /* libfuse's answer to the replayed INIT */
@@ -256,6 +257,7 @@ struct tap {
     struct map budgets;            /* fh -> bytes that are written here */
     struct map readers;            /* fh -> fd that is read here; lowest bit: it is in memory */
     uint64_t read_bytes;           /* ... since Python asked last */
+    struct map interrupted;        /* requests whose callers do not want to wait any more */
     struct map waiting;            /* requests with Python that may see or change names */
     struct map watched, unbacked;  /* nodeid -> counters, nodeid -> handles without their id */
     uint64_t counts[OP_MAX], unrecorded;
@@ -295,6 +297,7 @@ enum fate { FATE_PASSED, FATE_TAKEN, FATE_ANSWERED, FATE_SERVED };
 
 /* _tap_brief.c. Lock held. */
 enum fate tap_brief_fate(const struct in_header *header, const char *body, size_t len, int *error);
+void tap_note_interrupt(const char *body, size_t len);
 void tap_event(uint32_t kind, uint64_t fh, uint32_t mode, uint64_t offset, uint64_t length);
 
 /* _tap_data.c. The first with the lock held, the second without it. */

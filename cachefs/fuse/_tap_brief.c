@@ -1,4 +1,4 @@
-/* Requests that need no answer from Python: FLUSH, FORGET and GETXATTR of capabilities. */
+/* Requests that need no answer from Python: FLUSH, FORGET, INTERRUPT, GETXATTR of capabilities. */
 #include "_tap.h"
 
 #include <errno.h>
@@ -55,4 +55,16 @@ enum fate tap_brief_fate(const struct in_header *header, const char *body, size_
         tap_event(EVENT_FLUSHED, fh, 0, 0, 0);
     mark_closed(fh);
     return FATE_ANSWERED;
+}
+
+/* A signal came for a caller that waits. */
+void tap_note_interrupt(const char *body, size_t len)
+{
+    uint64_t unique;
+
+    if (len < sizeof unique)
+        return;
+    memcpy(&unique, body, sizeof unique);
+    if (inflight_find(&tap.state, key_of(unique)))
+        map_put(&tap.interrupted, key_of(unique), 1);
 }

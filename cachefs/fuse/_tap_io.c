@@ -176,7 +176,10 @@ bool tap_admit(char *data, size_t *len)
     count(&header);
     if (header.opcode == OP_INIT)
         save_init_request(&header, data, *len);
+    if (header.opcode == OP_INTERRUPT)
+        tap_note_interrupt(body, *len - sizeof header);
     tap.current = key_of(header.unique);
+    tap.current_pid = header.pid;
     if (!unanswered(header.opcode))
         tap_record(&header, body, *len - sizeof header, true);
     if (header.opcode == OP_FALLOCATE)
@@ -397,6 +400,7 @@ static void finish(const struct reply *reply, bool sent)
     uint64_t waited;
 
     map_take(&tap.waiting, key_of(reply->header.unique), &waited);
+    map_take(&tap.interrupted, key_of(reply->header.unique), &waited);
     if (tap.init_unique && reply->header.unique == tap.init_unique && sent && !reply->header.error)
         finish_init();
     if (!reply->request.state)

@@ -41,10 +41,12 @@ What to know:
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import NamedTuple
 
 from cachefs.errors import MountError
@@ -223,6 +225,17 @@ class Event(NamedTuple):
     length: int
 
 
+def is_dying(thread: int) -> bool:
+    """Whether a signal that cannot be caught, or is not, waits for a thread: the kernel then has
+    SIGKILL pending for it (proc_pid_status(5), SigPnd and ShdPnd)."""
+    try:
+        lines = Path(f"/proc/{thread}/status").read_text().splitlines()
+    except OSError:
+        return False
+    pending = [line.split()[1] for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+
+
 class Tap:
     """The tap of this process's one mount. Made by `load`."""
 
@@ -268,6 +281,8 @@ class Tap:
         self.current = _tap.current
         """() -> number of the request that was read last. To be asked at the very start of a
         handler, before it awaits anything. The same when the request is sent again."""
+        self.caller = _tap.caller
+        """() -> (`current`, the thread that waits for its answer; 0: not to be seen from here)."""
         self.kills_privileges = _tap.kills_privileges
         """() -> whether that request (CREATE, OPEN, SETATTR or WRITE) is to clear suid and sgid:
         the kernel says so for callers without CAP_FSETID. Root's writes keep them."""
@@ -286,6 +301,11 @@ class Tap:
         self.watch = _tap.watch
         """(nodeid): count requests for this inode; see `counts`."""
         self.unwatch = _tap.unwatch
+
+    def is_given_up(self, asker: tuple[int, int]) -> bool:
+        """Whether who made a request (`caller`) is being killed, and waits for its answer alone."""
+        request, thread = asker
+        return _tap.is_interrupted(request) and is_dying(thread)
 
     @property
     def is_mounted(self) -> bool:

@@ -299,7 +299,13 @@ class Layout:
     def _make_parents(self, path: Path) -> list[Path]:
         """Make missing directories; returns those whose content changed by it."""
         missing = [folder for folder in path.parents if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(MAKE_PARENTS_TRIES):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                break
+            except FileExistsError:  # perhaps gone, with its last file, before it was looked at
+                if attempt == MAKE_PARENTS_TRIES - 1:
+                    raise
         return [folder.parent for folder in missing]
 
     @staticmethod

@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
 
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.meta import Meta
 from cachefs.model.states import GenState
 from cachefs.vfs.opened import OpenInode
 
+log = structlog.get_logger("cachefs.vfs")
+
+Asker = tuple[int, int]
+"""(request, thread that waits for its answer); zeros: nobody does."""
+
+_STUCK = (GenState.OPEN, GenState.HELD, GenState.CONFLICTED)
+"""States of files that do not make room by themselves."""
+_PATIENCE = 30.0
+"""Seconds until writers of such files who do something else are not waited for any more."""
+
 
 class Admission:
-    """Lets writers go on when there is room for their bytes."""
+    """Lets writers go on when there is room for their bytes.
 
-    def __init__(self, meta: Meta, ledgers: Sequence[SpaceLedger], *, wait_when_full: bool) -> None:
+    `timeout`: seconds that one waits for room when the cache is full; 0: nobody waits.
+    """
+
+    def __init__(self, meta: Meta, ledgers: Sequence[SpaceLedger], *, timeout: float) -> None:
         self._meta = meta
         self._ledgers = ledgers
         self._waiting: Counter[int] = Counter()
         """Inode -> its writers that wait for room."""
-        self._wait_when_full = wait_when_full
+        self._timeout = timeout
+        self.asker: Callable[[], Asker] = lambda: (0, 0)
+        """Who made the request at hand. Asked before its handler awaits anything."""
+        self.is_given_up: Callable[[Asker], bool] = lambda asker: False
+        """Whether who asks is about to die, and its request is all that it waits for."""
         self.move_away: Callable[[OpenInode], Awaitable[bool]] = _stay
         """Awaited with a file whose device is full; whether it is on another one now."""
 
-    async def admit(self, opened: OpenInode, nbytes: int) -> SpaceLedger:
+    @property
+    def waiting(self) -> int:
+        """Writers that wait for room."""
+        return self._waiting.total()
+
+    async def admit(self, opened: OpenInode, nbytes: int, asker: Asker) -> SpaceLedger:
         """Return once `nbytes` are promised to a writer, with the ledger that they are to be
-        settled with. ENOSPC. Its bytes are not being moved then."""
+        settled with. ENOSPC, EINTR. Its bytes are not being moved then."""
         await opened.settled()
         ledger = self._ledgers[opened.gen.device]
         if ledger.try_admit(nbytes):
@@ -35,30 +60,47 @@ class Admission:
         if await self.move_away(opened):
             ledger = self._ledgers[opened.gen.device]
         if not ledger.try_admit(nbytes):
-            await self.make_room(ledger, nbytes, opened.ino)
+            await self.make_room(ledger, nbytes, opened.ino, asker)
         await opened.settled()
         return ledger
 
-    async def make_room(self, ledger: SpaceLedger, nbytes: int, ino: int) -> None:
-        """Promise `nbytes` to an inode once they fit. ENOSPC: they do not, and nobody is to wait
-        for it; or it would be for ever, since all there is on the device are files that are being
-        written, and their writers wait for each other."""
-        if self._wait_when_full:
-            ledger.pressure.set()
-            self._waiting[ino] += 1
-            try:
-                await ledger.wait_for_room(nbytes, is_in_vain=lambda: self._is_in_vain(ledger))
-            finally:
-                self._waiting[ino] -= 1
-        elif not await ledger.admit_after_eviction(nbytes):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    async def make_room(
+        self, ledger: SpaceLedger, nbytes: int, ino: int, asker: Asker = (0, 0)
+    ) -> None:
+        """Promise `nbytes` to an inode once they fit.
 
-    def _is_in_vain(self, ledger: SpaceLedger) -> bool:
-        """Whether nothing that is on a device can go, or become what can, while writers wait."""
-        if ledger.reservations():
+        ENOSPC: they do not, and nobody is to wait for it; or it has taken too long, or would take
+        for ever, since all there is on the device are files that are being written, or wait for
+        somebody's decision. EINTR: who asked does not want it any more.
+        """
+        if not self._timeout:
+            if not await ledger.admit_after_eviction(nbytes):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return
+        began = time.monotonic()
+        ledger.pressure.set()
+        self._waiting[ino] += 1
+        log.info("a writer waits for room", inode=ino, device=str(ledger.device.directory))
+        try:
+            await ledger.wait_for_room(
+                nbytes, is_in_vain=lambda: self._is_in_vain(ledger, began, asker)
+            )
+        finally:
+            self._waiting[ino] -= 1
+
+    def _is_in_vain(self, ledger: SpaceLedger, began: float, asker: Asker) -> bool:
+        """Whether one who has waited since `began` is to be told that there is no room."""
+        if self.is_given_up(asker):
+            raise OSError(errno.EINTR, os.strerror(errno.EINTR))
+        waited = time.monotonic() - began
+        if waited >= self._timeout:
+            return True
+        patient = waited < _PATIENCE
+        if patient and ledger.reservations():
             return False
         return all(
-            row.state == GenState.OPEN and self._waiting[row.ino] > 0
+            row.state in _STUCK
+            and not (patient and row.state == GenState.OPEN and not self._waiting[row.ino])
             for row in self._meta.generations.on(ledger.device.index)
         )
 

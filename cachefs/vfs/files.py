@@ -48,7 +48,7 @@ class Files:
         table: OpenTable,
         ledgers: list[SpaceLedger],
         *,
-        wait_when_full: bool,
+        admission: Admission,
         sync_meta: Callable[[], Awaitable[None]],
     ) -> None:
         """`sync_meta` makes all commits so far survive a power cut, sharing one sync."""
@@ -59,7 +59,7 @@ class Files:
         self._lanes = lanes
         self.table = table
         self._ledgers = ledgers
-        self.admission = Admission(meta, ledgers, wait_when_full=wait_when_full)
+        self.admission = admission
         self._sync_meta = sync_meta
         self._opening: dict[int, trio.Lock] = {}
         self._unsealed: list[OpenInode] = []
@@ -212,7 +212,7 @@ class Files:
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:
         """Write all of `data` at `offset`; none: only get ready for it (fallocate). ENOSPC, EIO."""
-        handle = self.handle(fh)
+        handle, asker = self.handle(fh), self.admission.asker()
         opened = handle.inode
         kills = opened.privileged and self.kills_privileges()
         if not opened.writing:
@@ -226,7 +226,7 @@ class Files:
         end = offset + len(data)
         ledger = self._ledgers[opened.gen.device]
         if opened.moving is not None or not ledger.try_admit(len(data)):
-            ledger = await self.admission.admit(opened, len(data))
+            ledger = await self.admission.admit(opened, len(data), asker)
             reach(Point.WRITE_AFTER_ROOM)
         opened.writes += 1
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.support.client import Client
 from tests.support.mounts import MountFactory, poll
 
 MIB = 1 << 20
+AWAY = "full|space|room|store|transient|retry|degraded|reach|late"
 SMALL = {"cache.size": "64MiB", "cache.meta_reserve": "4MiB"}
 
 
@@ -58,6 +60,46 @@ def test_it_does_not_wait_for_ever(
     assert is_whole((mount.path / "huge.bin").read_bytes(), written)
     assert bucket.get("before.bin") == b"b" * 3 * MIB
     assert bucket.get("after.bin") == b"a" * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_a_log_that_is_open_does_not_make_it_wait_for_ever(
+    mounted: MountFactory, bucket: Any, client: Client
+) -> None:
+    """As an event file beside a save: nobody knows when it will be closed."""
+    mount = mounted(bucket, options=SMALL, allow=("full|space|room",))
+    with open(mount.path / "events.log", "wb", buffering=0) as log:
+        log.write(b"begun\n")
+        written, number = client.run(write_until_full, mount.path / "huge.bin", timeout=90)
+        assert number == 28
+        log.write(b"ended\n")
+    mount.wait()
+    assert bucket.get("events.log") == b"begun\nended\n"
+    assert is_whole(bucket.get("huge.bin"), written)
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_a_writer_that_waits(mounted: MountFactory, bucket: Any, link: Any, client: Client) -> None:
+    """For a store that is away: it is shown, it can be killed, and it is told in the end."""
+    options = {**SMALL, "cache.full_timeout": "15s"}
+    mount = mounted(bucket, endpoint=link.endpoint, options=options, allow=(AWAY,))
+    assert os.listdir(mount.path) == []
+    link.cut()
+    (mount.path / "before.bin").write_bytes(b"b" * 40 * MIB)
+    arguments = ["if=/dev/zero", f"of={mount.path}/killed.bin", "bs=1M", "count=100"]
+    doomed = subprocess.Popen(["dd", *arguments], stderr=subprocess.DEVNULL)
+    poll(lambda: mount.status()["cache"]["waiting_writers"] == 1)
+    doomed.kill()
+    assert doomed.wait(10) == -signal.SIGKILL
+    poll(lambda: mount.status()["cache"]["waiting_writers"] == 0)
+    assert client.run(write_until_full, mount.path / "told.bin", timeout=60)[1] == 28
+    link.mend()
+    mount.wait(timeout=60)
+    assert bucket.get("before.bin") == b"b" * 40 * MIB
+    assert set(bucket.get("killed.bin")) == {0}
 
 
 @pytest.fixture

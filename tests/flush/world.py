@@ -31,6 +31,7 @@ from cachefs.model.effects import OrderRules
 from cachefs.model.plan import Limits
 from cachefs.model.survival import Level
 from cachefs.store.base import FileRange, Received
+from cachefs.vfs.admission import Admission
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.files import Files
 from cachefs.vfs.lanes import TrackedOnly
@@ -211,7 +212,7 @@ class World:
         self.table = OpenTable()
         self.files = Files(
             meta, self.namespace, self.contents, self.rewriter, TrackedOnly(), self.table,
-            cast(Any, [ledger]), wait_when_full=False, sync_meta=_no_sync,
+            cast(Any, [ledger]), admission=Admission(meta, [], timeout=0.0), sync_meta=_no_sync,
         )  # fmt: skip
         self.publisher = Publisher(
             meta, self.queue, self.client, lambda gen: self.device.path(gen.file),
