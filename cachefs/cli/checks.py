@@ -59,6 +59,7 @@ def places(settings: Settings, mountpoint: str) -> None:
     if settings.store.url.startswith("file://"):
         store = Path(settings.store.url.removeprefix("file://"))
         _outside(store, "store", mountpoint)
+    _each_once(settings.cache.dirs)
     for path in settings.cache.dirs:
         _outside(path, "cache directory", mountpoint)
         if store is not None:
@@ -118,12 +119,23 @@ def _outside(path: Path, what: str, mountpoint: str) -> None:
         raise MountError(f"the mountpoint {mountpoint} lies inside the {what} {path}", hint=hint)
 
 
+def _each_once(paths: Sequence[Path]) -> None:
+    resolved = [path.resolve() for path in paths]
+    for number, path in enumerate(resolved):
+        if path in resolved[:number]:
+            raise MountError(
+                f"cache directory {paths[number]} is given twice", hint="give each device once"
+            )
+
+
 def _writable(path: Path) -> None:
+    hint = "choose another one with --cache-dir"
+    if path.exists() and not path.is_dir():
+        raise MountError(f"cache directory {path} is not a directory", hint=hint)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError as exc:
         raise MountError(
-            f"cache directory {path} is not writable: {exc.strerror}",
-            hint="choose another one with --cache-dir",
+            f"cache directory {path} is not writable: {exc.strerror}", hint=hint
         ) from None

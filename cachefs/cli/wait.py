@@ -90,6 +90,7 @@ def run(
         output.print_json({**total, "error": None})
     elif done is not None:
         amount = f"{output.count(total['files'], 'file')}, {output.size(total['bytes'])}"
+        amount = amount if total["files"] else "nothing was left to do"
         print(f"{done}: {amount} in {output.duration(total['seconds'])}")
     return results
 

@@ -299,9 +299,9 @@ class DirectoryStore:
     def _examine(self) -> Capabilities:
         root, layout = self._layout.root, self._layout
         if not root.is_dir():
+            what = "is not a directory" if root.exists() else "does not exist"
             raise Refused(
-                f"store directory {root} does not exist",
-                hint="create it, or mount the filesystem it is on",
+                f"store directory {root} {what}", hint="create it, or mount the filesystem it is on"
             )
         with store_errors(str(root)):
             layout.create()

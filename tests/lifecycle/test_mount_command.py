@@ -218,6 +218,19 @@ def test_cache_directory_not_writable(lab: Lab) -> None:
     assert "cache directory /proc/cache is not writable" in text
 
 
+def test_cache_directory_given_twice(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "cache")
+    twice = ["--cache-dir", str(tmp_path / "cache"), "--cache-dir", str(tmp_path / "link")]
+    text = refused(lab, ["file:///tmp/s", str(lab.mountpoint), *twice])
+    assert f"cache directory {tmp_path}/link is given twice" in text
+
+
+def test_cache_directory_is_a_file(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    words = ["file:///tmp/s", str(lab.mountpoint), "--cache-dir", str(tmp_path / "cache")]
+    assert f"cache directory {tmp_path}/cache is not a directory" in refused(lab, words)
+
+
 def test_cache_directory_inside_the_mountpoint(lab: Lab) -> None:
     inside = str(lab.mountpoint / "cache")
     text = refused(lab, ["file:///tmp/s", str(lab.mountpoint), "--cache-dir", inside])
