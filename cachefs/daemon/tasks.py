@@ -40,6 +40,7 @@ _SYNC_ALL = 32
 """Files from which one sync of the whole filesystem costs less than theirs."""
 _UNSAFE = (GenState.SEALED, GenState.UPLOADING, GenState.STALLED, GenState.CONFLICTED)
 _RETRY_INTERVAL = 1.0
+_LAST_LOOK = 5.0
 _RECOUNT_PAUSES = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
 """Seconds after each count of the cache files that follows a takeover."""
 _SUPERSEDE_INTERVAL = 0.2
@@ -215,12 +216,15 @@ async def recount(ledgers: Sequence[SpaceLedger]) -> None:
 
 async def _recount(ledger: SpaceLedger) -> None:
     """Until a count that nothing disturbs finds nothing wrong; under steady writing those of the
-    reaper must do."""
+    reaper must do. And once more: what is stored through a mapping that has outlived its descriptor
+    is known to nobody since the daemon before."""
     try:
         for pause in _RECOUNT_PAUSES:
             if not await ledger.rescan() and ledger.undisturbed:
-                return
+                break
             await trio.sleep(pause)
+        await trio.sleep(_LAST_LOOK)
+        await ledger.rescan()
     except OSError as error:
         log.warning("the cache could not be counted", reason=str(error))
 

@@ -16,6 +16,7 @@ from cachefs.fuse.listings import Listings
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.model.objectmeta import XATTR_LIMIT, encode_xattrs
+from cachefs.vfs.clock import bounded
 from cachefs.vfs.files import Files
 from cachefs.vfs.namespace import Caller, Namespace
 from cachefs.vfs.opened import Handle
@@ -334,8 +335,8 @@ class CacheOperations(pyfuse3.Operations):
         mtime_now: bool,
     ) -> None:
         now = self._namespace.change_time(inode)
-        atime = now if atime_now else attr.st_atime_ns if fields.update_atime else None
-        mtime = now if mtime_now else attr.st_mtime_ns if fields.update_mtime else None
+        atime = now if atime_now else bounded(attr.st_atime_ns) if fields.update_atime else None
+        mtime = now if mtime_now else bounded(attr.st_mtime_ns) if fields.update_mtime else None
         if mtime is not None:
             self._files.set_mtime(inode, mtime, atime if atime is not None else mtime)
         self._namespace.set_attributes(

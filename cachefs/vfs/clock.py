@@ -36,3 +36,9 @@ def begin(fd: int, mtime_ns: int | None = None) -> int:
 def _stamp(fd: int) -> int:
     os.fchmod(fd, _MODE)
     return os.fstat(fd).st_ctime_ns
+
+
+def bounded(ns: int) -> int:
+    """A time in nanoseconds that somebody sets, cut to those that can be stored (64 bits: the years
+    1677 to 2262), as every filesystem cuts them to what it can (utimensat(2))."""
+    return max(-(1 << 63), min(ns, (1 << 63) - 1))

@@ -40,10 +40,10 @@ class Load:
 
 
 LOADS = (
-    Load("1MiB", "256MiB", 1),
-    Load("128KiB", "256MiB", 1),
-    Load("4KiB", "64MiB", 1),
-    Load("1MiB", "128MiB", 4),
+    Load("1MiB", "1GiB", 1),
+    Load("128KiB", "512MiB", 1),
+    Load("4KiB", "256MiB", 1),
+    Load("1MiB", "512MiB", 4),
 )
 
 

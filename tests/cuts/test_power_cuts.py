@@ -162,6 +162,7 @@ def cut_power(folder: Path, kind: str, lane: str, seconds: float, count: int) ->
     print(f"{kind} {lane}:", dict(told))
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("kind", "lane"), [("ext4", "tracked"), ("xfs", "passthrough")])
 def test_power_cuts(ram_dir: Path, kind: str, lane: str) -> None:
     cut_power(ram_dir, kind, lane, 3.0, 6)

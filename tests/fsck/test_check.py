@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,11 +34,14 @@ def _flip(path: Path, at: int) -> None:
 
 
 def _damage_index(cache: Cache) -> None:
-    """An index that lacks an entry, as only SQLite's own bugs or a bad disk make one."""
-    cache.sql(
-        "PRAGMA writable_schema=ON",
-        "UPDATE sqlite_master SET sql=sql||' WHERE ino<>2' WHERE name='dentry_ino'",
-    )
+    """An index with an entry that leads elsewhere, as only SQLite's own bugs or a bad disk make
+    one: the last byte of its page is that of a row's number."""
+    with contextlib.closing(sqlite3.connect(cache.database)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        named = "SELECT rootpage FROM sqlite_master WHERE name='dentry_ino'"
+        (page,) = database.execute(named).fetchone()
+    _flip(cache.database, page * size - 1)
 
 
 def _foreign(cache: Cache) -> None:

@@ -84,6 +84,22 @@ def test_utimens_while_open(work: Work) -> None:
     assert work.bucket.attributes("f").mtime == pytest.approx(1e9, abs=1e-5)
 
 
+@pytest.mark.parametrize("seconds", [2**40, -(2**40), 2**33, -1])
+def test_times_beyond_what_can_be_stored(work: Work, seconds: int) -> None:
+    """Cut to the last that can, as on a disk; open or not."""
+    most = 2**63 // 10**9
+    cut = max(-most - 1, min(seconds, most))
+    with open(work / "f", "wb", buffering=0) as file:
+        file.write(b"x")
+        for each in (file.fileno(), work / "f"):
+            os.utime(each, times=(seconds, seconds))
+            assert os.stat(work / "f").st_mtime_ns // 10**9 == cut
+    assert (work / "f").stat().st_mtime_ns // 10**9 == cut
+    os.utime(work / "f", times=(0, seconds))
+    work.durable()
+    assert (work / "f").stat().st_mtime_ns // 10**9 == cut
+
+
 def test_copy_preserving(work: Work) -> None:
     """cp -p: content, mode and time of the source."""
     source = work.local / "s"
