@@ -32,6 +32,9 @@ from tests.support import ramdevice
 OPTIONS = ["cache.size=128MiB", "cache.meta_reserve=2MiB", "flush.single_put_max=256KiB",
            "flush.settle=20ms"]  # fmt: skip
 
+_PATIENCE = 40.0
+"""Seconds: some of what a dead daemon asked of its store is waited for, lest it come late."""
+
 
 def carry_out(store: DirectoryStore, method: str, arguments: dict[str, Any]) -> Any:
     """As a mover does it."""
@@ -173,7 +176,7 @@ async def _flush(parts: Parts) -> list[str]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(parts.flusher.run)
         nursery.start_soon(parts.syncer.run)
-        with trio.move_on_after(10):
+        with trio.move_on_after(_PATIENCE):
             while queue.has_work():  # noqa: ASYNC110
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
