@@ -261,10 +261,20 @@ def test_bad_configuration(lab: Lab) -> None:
     refused(lab, [*words, "--config", str(lab.root / "none.toml")], 2)
 
 
+LOAD_ALL = """
+import importlib, os, pkgutil, sys, rich, typer
+from cachefs.cli import main, mount, checks
+for package in (typer, rich):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if "__main__" not in module.name:
+            try: importlib.import_module(module.name)
+            except ImportError: pass
+"""
+
+
 def test_not_root(lab: Lab) -> None:
     # Nobody may read where the code is, perhaps: it is loaded before.
-    load = "import os, sys; from cachefs.cli import main, mount, checks"
-    program = f"{load}; os.setuid(65534); sys.exit(main())"
+    program = LOAD_ALL + "os.setuid(65534); sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", program, "mount", "file:///tmp/s", lab.mountpoint],
         env={**lab.environment(), "HOME": "/tmp"},
