@@ -263,11 +263,13 @@ def test_bad_configuration(lab: Lab) -> None:
 
 LOAD_ALL = """
 import importlib, os, pkgutil, sys, typer
-from cachefs.cli import main, mount, checks
-for module in pkgutil.walk_packages(typer.__path__, "typer."):
-    if "__main__" not in module.name:
-        try: importlib.import_module(module.name)
-        except Exception: pass
+import cachefs.cli, cachefs.config
+from cachefs.cli import main
+for package in (typer, cachefs.cli, cachefs.config):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if "__main__" not in module.name:
+            try: importlib.import_module(module.name)
+            except Exception: pass
 """
 
 
