@@ -239,6 +239,15 @@ class OrderSettings(_Section):
 class TierSettings(_Section):
     """Tiers between the cache devices and the store."""
 
+    hot_newest: OptCount = None
+    """Checkpoints that are kept in the cache; None: as long as there is room. Only what the warm
+    tier, if there is one, and the store have whole is removed."""
+    hot_every: OptCount = None
+    """Checkpoints whose step is a multiple of this are kept in the cache while there is room."""
+    hot_bytes: OptSize = None
+    """Keep in the cache only as many of the newest checkpoints as have this size together."""
+    hot_age: OptDuration = None
+    """Keep in the cache only checkpoints that are younger."""
     warm: OptPath = None
     """Directory on a parallel or network filesystem that gets a plain copy of every file."""
     warm_policy: Literal["beside", "before"] = "beside"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 import structlog
@@ -16,6 +17,7 @@ from cachefs.cache.placement import Placement
 from cachefs.config import Settings
 from cachefs.daemon.census import open_keys
 from cachefs.daemon.fetching import checksums
+from cachefs.daemon.keeping import HotTier
 from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.restraint import make_restraint
 from cachefs.daemon.session import BucketReader, StoreSession
@@ -34,12 +36,14 @@ from cachefs.flush.recovery import Recovery
 from cachefs.fuse.lanes import PassthroughLanes
 from cachefs.fuse.tap import Tap
 from cachefs.meta import Meta
+from cachefs.model import names
 from cachefs.model.checkpoints import checkpoint_root
 from cachefs.model.effects import OrderRules, is_unordered
 from cachefs.model.pacer import PacerRules
 from cachefs.model.survival import Level
 from cachefs.observe.metrics import Metrics
 from cachefs.store.base import FileRange
+from cachefs.tiers.complete import Complete
 from cachefs.vfs.admission import Admission
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.eviction import Eviction
@@ -97,6 +101,7 @@ class Parts:
     eviction: Eviction
     pacing: Pacing
     tiering: Tiering | None
+    hot: HotTier
     restraint: Restraint
     syncer: Syncer
     snapshots: Snapshots
@@ -151,8 +156,9 @@ def compose(
     )
     lasting = storage.home.survives > Level.PROCESS
     tiering = None
+    complete = _complete(settings, meta)
     if settings.tiers.warm is not None:
-        tiering = Tiering(settings, meta, devices, queue, metrics)
+        tiering = Tiering(settings, meta, devices, queue, metrics, complete)
     sync_meta = MetaSync(meta, lasting=lasting)
     client.before_change = sync_meta
     meta.db.on_full = storage.make_room
@@ -281,6 +287,7 @@ def compose(
     if tiering is not None:
         tiering.attach(inspector, eviction, contents, commits)
         rescuer.find = tiering.regain
+    warm_trouble = (lambda: tiering.tier.trouble) if tiering is not None else lambda: None
     return Parts(
         storage=storage,
         queue=queue,
@@ -299,6 +306,7 @@ def compose(
         eviction=eviction,
         pacing=pacing,
         tiering=tiering,
+        hot=HotTier(settings, meta, queue, eviction, complete, warm_trouble),
         restraint=make_restraint(settings, meta, queue, pacing, contents, ledgers),
         syncer=syncer,
         snapshots=snapshots,
@@ -331,6 +339,17 @@ def connect_spiller(spiller: Spiller, files: Files, lanes: LaneKeeper, metrics: 
     if spiller.active:
         files.shelter = spiller.shelter
         files.admission.move_away = spiller.move_open
+
+
+def _complete(settings: Settings, meta: Meta) -> Complete:
+    return Complete(
+        meta,
+        patterns=tuple(settings.checkpoint.patterns),
+        markers=tuple(settings.order.barrier),
+        temps=tuple(settings.flush.temp_patterns),
+        is_unordered=partial(names.matches, tuple(settings.order.unordered)),
+        nodes=settings.checkpoint.nodes,
+    )
 
 
 def _prefetcher(

@@ -14,6 +14,7 @@ from cachefs.daemon.holding import Holding
 from cachefs.daemon.latest import Latest
 from cachefs.daemon.paths import Spot, absolute, inside, locate
 from cachefs.daemon.resolving import Decision
+from cachefs.daemon.retain import Retaining
 from cachefs.daemon.services import Services
 from cachefs.daemon.snapshots import refresh_snapshot
 from cachefs.daemon.status import StatusReport
@@ -46,7 +47,7 @@ def make_handlers(services: Services, shutdown: Callable[[str], None]) -> dict[s
         "unpin": handlers.holding.unpin,
         "latest": Latest(services).latest,
         "adopt": Adoption(services).adopt,
-        "retain": handlers.retain,
+        "retain": Retaining(services).retain,
         "unmount": handlers.unmount,
         "upgrade": handlers.upgrade,
     }
@@ -107,24 +108,6 @@ class _Handlers:
             for _, t in found
         ]
         return {"files": files}
-
-    async def retain(self, args: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        """What retention does (`dry_run`: would do) to the checkpoints in the warm tier."""
-        tiering = self._services.tiering
-        if tiering is None:
-            raise UsageError("this mount has no warm tier", hint="see the setting `tiers.warm`")
-        verdicts = await tiering.retain(dry_run=bool(args.get("dry_run")))
-        checkpoints = [
-            {
-                "path": absolute(self._services, each.checkpoint.root),
-                "step": each.checkpoint.step,
-                "bytes": each.checkpoint.nbytes,
-                "removed": each.goes,
-                "reason": each.reason,
-            }
-            for each in verdicts
-        ]
-        return {"checkpoints": checkpoints}
 
     def _entries(self, spot: Spot) -> list[DentryRow]:
         dentries = self._services.meta.dentries

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.config import Settings
+from cachefs.daemon.keeping import HotTier
 from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.tiering import Tiering
 from cachefs.flush.commits import Commits
@@ -60,6 +61,7 @@ class Services:
     resolver: Resolver
     eviction: Eviction
     spiller: Spiller
+    hot: HotTier
     commits: Commits
     metrics: Metrics
     started_at: float

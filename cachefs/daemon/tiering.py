@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any
 
 import structlog
@@ -13,12 +12,12 @@ import trio
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.warmdir import WarmDirectory
 from cachefs.config import Settings
+from cachefs.daemon.keeping import follow, warm_rules
 from cachefs.errors import StoreError
 from cachefs.flush.commits import Commits
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow
-from cachefs.model import names
 from cachefs.model.retention import Rules, Verdict
 from cachefs.observe.metrics import Metrics
 from cachefs.tiers.complete import Complete
@@ -50,29 +49,16 @@ class Tiering:
         devices: Sequence[CacheDevice],
         queue: EffectQueue,
         metrics: Metrics,
+        complete: Complete,
     ) -> None:
         tiers = settings.tiers
         assert tiers.warm is not None
         self._meta = meta
         self._queue = queue
-        complete = Complete(
-            meta,
-            patterns=tuple(settings.checkpoint.patterns),
-            markers=tuple(settings.order.barrier),
-            temps=tuple(settings.flush.temp_patterns),
-            is_unordered=partial(names.matches, tuple(settings.order.unordered)),
-            nodes=settings.checkpoint.nodes,
-        )
         directory = WarmDirectory(tiers.warm, settings.node.id)
         self.tier = WarmTier(meta, devices, directory, complete)
-        age = tiers.warm_age
-        self._rules = Rules(
-            tiers.warm_newest,
-            tiers.warm_every,
-            tiers.warm_bytes,
-            None if age is None else int(age * 1e9),
-        )
-        self._retention = Retention(meta, queue, self.tier, complete, self._rules)
+        self.rules = warm_rules(tiers)
+        self._retention = Retention(meta, queue, self.tier, complete, self.rules)
         self.tier.on_copied = metrics.counter("cachefs_warm_bytes_total").inc
         self.tier.on_change = queue.kick
         if tiers.warm_policy == "before":
@@ -113,28 +99,22 @@ class Tiering:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.tier.run, self._queue.next_change)
             nursery.start_soon(self.tier.watch)
-            if self._rules.any:
-                nursery.start_soon(self._retain)
+            if self.rules.any:
+                nursery.start_soon(follow, self._queue.next_change, self.retain)
 
-    async def _retain(self) -> None:
-        while True:
-            event = self._queue.next_change()
-            await trio.sleep(_RETAIN_INTERVAL)
-            if self.tier.problem is not None:
-                continue
-            await self.retain(dry_run=False)
-            with trio.move_on_after(_RETAIN_PATIENCE):
-                await event.wait()
-
-    async def retain(self, *, dry_run: bool) -> list[Verdict]:
-        """What retention does, or would do, to each checkpoint in the tier, newest first."""
-        if dry_run or self.tier.problem is not None:
-            return await self._retention.look()
+    async def retain(self) -> list[Verdict]:
+        """Apply the rules, if the tier works; the verdict on each checkpoint, newest first."""
+        if self.tier.problem is not None:
+            return []
         try:
             return await self._retention.apply()
         except OSError as error:
             log.warning("nothing is removed from the warm tier", reason=str(error))
             return []
+
+    async def verdicts(self, rules: Rules) -> list[Verdict]:
+        """What rules would do now. Raises OSError."""
+        return await self._retention.look(rules)
 
     async def read(self, key: str, path: str, start: int, end: int, etag: str | None) -> bool:
         """See `ReadWarm`. A copy that anybody has touched is not taken."""
@@ -199,6 +179,3 @@ class Tiering:
 
 _FIRST_LOOK = 2.0
 """Seconds that a mount waits for the directory's answer."""
-_RETAIN_INTERVAL = 1.0
-_RETAIN_PATIENCE = 60.0
-"""Seconds after which ages are looked at, though nothing has changed."""

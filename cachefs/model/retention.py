@@ -15,8 +15,8 @@ class Rules:
     """What to keep; None: no such rule. With several rules a checkpoint goes if any says so.
 
     `newest`: that many checkpoints; `every`: those whose step is a multiple are kept for ever, and
-    count for no other rule; `nbytes`: as many of the newest as fit; `age_ns`: those younger. What a
-    pointer names is kept whatever the rules say, but counts for them.
+    count for no other rule; `nbytes`: as many of the newest as fit; `age_ns`: those younger. What
+    stays for another reason (a pointer names it) counts for them.
     """
 
     newest: int | None = None
@@ -32,15 +32,15 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One checkpoint in a tier. `safe`: complete here, and the next tier has all of it; `named`:
-    path of a pointer that names it, if one does."""
+    """One checkpoint in a tier. `safe`: it is complete, and the next tier has all of it; `stays`:
+    why it is kept whatever the rules say, for people; empty: for no such reason."""
 
     root: str
     step: int | None
     nbytes: int
     changed_ns: int
     safe: bool
-    named: str = ""
+    stays: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ def judge(rules: Rules, checkpoints: Iterable[Kept], now_ns: int) -> list[Verdic
         seen += 1
         nbytes += each.nbytes
         reason = _why(rules, each, seen, nbytes, now_ns)
-        if reason and each.named:
-            found.append(Verdict(each, False, f"named by {each.named}"))
-        elif not reason or not safe_seen:
-            found.append(Verdict(each, False, "the newest that is safe" if reason else ""))
-        elif not each.safe:
+        if reason and each.stays:
+            found.append(Verdict(each, False, each.stays))
+        elif reason and not each.safe:
             found.append(Verdict(each, False, f"{reason}, but the next tier lacks part of it"))
+        elif reason and not safe_seen:
+            found.append(Verdict(each, False, "the newest that is safe"))
         else:
-            found.append(Verdict(each, True, reason))
+            found.append(Verdict(each, bool(reason), reason))
         safe_seen = safe_seen or each.safe
     return found
 

@@ -102,6 +102,16 @@ class Complete:
         """Whether a path is to be renamed before anybody is to read it."""
         return names.is_temp(self._temps, path)
 
+    def members(self, root: str) -> list[MemberRow]:
+        """All files and symlinks of a checkpoint that are known here, in whatever tier."""
+        return self._of(root)
+
+    def is_whole(self, root: str, paths: Sequence[str]) -> bool:
+        """Whether files at these paths make up a checkpoint that its saver has finished."""
+        if list(paths) == [root]:
+            return True
+        return any(self.is_sign(path, is_link=False) for path in paths)
+
     def needs(self, sign: Sign, unshown: Container[int]) -> Needs:
         """What it waits for; `unshown`: names that have their turn after it, or are its own."""
         found = Needs()

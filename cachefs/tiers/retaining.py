@@ -1,19 +1,15 @@
 """Retention in the warm tier: finds the checkpoints there, judges them, removes those that may go.
 
-What a pointer or symlink names stays: one that is in the tier, or is on its way there. The cache is
-not retention's affair: there, space decides (`cache.reaper`). From the store nothing is removed but
-what was removed in the mount.
+What a pointer or symlink names stays: one that is in the tier, or is on its way there. From the
+store nothing is removed but what was removed in the mount.
 
 Tables are gone through a few rows at a time, so that requests are served in between.
 """
 
 from __future__ import annotations
 
-import posixpath
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import structlog
 import trio
@@ -25,15 +21,14 @@ from cachefs.model import checkpoints
 from cachefs.model.retention import Kept, Rules, Verdict, judge
 from cachefs.model.states import GenState
 from cachefs.tiers.complete import Complete, Sign
+from cachefs.tiers.grouping import by_checkpoint, gently
 from cachefs.tiers.plan import Copy
 from cachefs.tiers.warm import WarmTier
 
 log = structlog.get_logger("cachefs.warm")
 
-_AT_A_TIME = 64
 _POINTER_SIZE = 4096
 """Bytes of the largest file that is taken for a pointer."""
-T = TypeVar("T")
 
 
 class Retention:
@@ -48,24 +43,25 @@ class Retention:
         self._complete = complete
         self._rules = rules
 
-    async def look(self) -> list[Verdict]:
-        """What would become of each checkpoint in the tier now, newest first. Raises OSError."""
-        return (await self._look())[0]
+    async def look(self, rules: Rules) -> list[Verdict]:
+        """What would become of each checkpoint in the tier now by these rules, newest first. Raises
+        OSError."""
+        return (await self._look(rules))[0]
 
-    async def _look(self) -> tuple[list[Verdict], dict[str, list[WarmRow]]]:
+    async def _look(self, rules: Rules) -> tuple[list[Verdict], dict[str, list[WarmRow]]]:
         groups, others = await self._groups()
         links = [row for rows in groups.values() for row in rows if row.gen == 0]
         named = await self._named(groups, [row for row in (*links, *others) if _is_held(row)])
         kept = [
             self._describe(root, rows, named.get(root, ""))
-            async for root, rows in _gently(groups.items())
+            async for root, rows in gently(groups.items())
         ]
-        return judge(self._rules, kept, time.time_ns()), groups
+        return judge(rules, kept, time.time_ns()), groups
 
     async def apply(self) -> list[Verdict]:
         """Remove what may go; the verdicts by which that was decided. Raises OSError."""
         async with self._tier.lock:
-            verdicts, groups = await self._look()
+            verdicts, groups = await self._look(self._rules)
             for verdict in verdicts:
                 if verdict.goes:
                     await self._release(verdict, filter(_is_held, groups[verdict.checkpoint.root]))
@@ -73,16 +69,7 @@ class Retention:
 
     async def _groups(self) -> tuple[dict[str, list[WarmRow]], list[WarmRow]]:
         """(checkpoint -> rows of all its files, where the tier has any; rows of other files)."""
-        groups: dict[str, list[WarmRow]] = defaultdict(list)
-        others: list[WarmRow] = []
-        left: list[WarmRow] = []
-        async for row in _gently(self._meta.warm.all()):
-            root = self._complete.root(row.path)
-            (left if root is None else groups[root]).append(row)
-        for row in left:
-            # Where other files tell that their directory is a checkpoint, all below it is its part.
-            root = next((each for each in _above(row.path) if each in groups), None)
-            (others if root is None else groups[root]).append(row)
+        groups, others = await by_checkpoint(self._meta.warm.all(), self._complete)
         return {root: rows for root, rows in groups.items() if any(map(_is_held, rows))}, others
 
     def _describe(self, root: str, rows: Sequence[WarmRow], named: str) -> Kept:
@@ -93,13 +80,11 @@ class Retention:
             checkpoints.step_of(root),
             sum(row.size for row in held),
             max(row.mtime_ns for row in held),
-            not lacks and self._is_complete(root, held) and all(map(self._is_in_store, held)),
+            not lacks
+            and self._complete.is_whole(root, [row.path for row in held])
+            and all(map(self._is_in_store, held)),
             named,
         )
-
-    def _is_complete(self, root: str, rows: Sequence[WarmRow]) -> bool:
-        paths = [row.path for row in rows]
-        return paths == [root] or any(self._complete.is_sign(p, is_link=False) for p in paths)
 
     def _is_in_store(self, row: WarmRow) -> bool:
         if self._queue.of_dentry(row.dentry):
@@ -114,12 +99,12 @@ class Retention:
     # -- pointers -----------------------------------------------------------------------------
 
     async def _named(self, roots: Iterable[str], rows: Iterable[WarmRow]) -> dict[str, str]:
-        """Checkpoint -> path of a pointer that names it."""
+        """Checkpoint -> what a pointer that names it has to say for it."""
         named: dict[str, str] = {}
-        async for sign in _gently([*await self._shown(rows), *await self._coming()]):
+        async for sign in gently([*await self._shown(rows), *await self._coming()]):
             for root in roots:
                 if self._names(sign, root):
-                    named.setdefault(root, sign.path)
+                    named.setdefault(root, f"named by {sign.path}")
         return named
 
     def _names(self, sign: Sign, root: str) -> bool:
@@ -149,7 +134,7 @@ class Retention:
     async def _coming(self) -> list[Sign]:
         """Those of which a copy is still to be shown."""
         copies = []
-        async for wanted in _gently(self._meta.warm.wanted()):
+        async for wanted in gently(self._meta.warm.wanted()):
             path = self._meta.dentries.path_of(wanted.dentry)
             copy = Copy(wanted, path.decode(), None) if path is not None else None
             if copy is not None and wanted.size <= _POINTER_SIZE and self._is_pointer(copy):
@@ -183,17 +168,3 @@ class Retention:
 
 def _is_held(row: WarmRow) -> bool:
     return row.state == WarmState.HELD
-
-
-def _above(path: str) -> Iterator[str]:
-    """Every directory above a path, the nearest first."""
-    while path := posixpath.dirname(path):
-        yield path
-
-
-async def _gently(rows: Iterable[T]) -> AsyncIterator[T]:
-    """The rows, with rests in between."""
-    for count, row in enumerate(rows):
-        if count % _AT_A_TIME == 0:
-            await trio.lowlevel.checkpoint()
-        yield row

@@ -301,6 +301,7 @@ def _services(settings: config.Settings, parts: Parts, metrics: Metrics) -> Serv
         resolver=parts.resolver,
         eviction=parts.eviction,
         spiller=parts.spiller,
+        hot=parts.hot,
         commits=parts.commits,
         metrics=metrics,
         started_at=time.monotonic(),

@@ -183,11 +183,11 @@ async def test_what_a_pointer_names_is_kept(warm: Warm, sign: str) -> None:
     await warm.lab.wait()
     if sign != "coming":
         await warm.settle()
-    told = await warm.tiering.retain(dry_run=True)
+    told = await warm.tiering.verdicts(warm.tiering.rules)
     assert {v.checkpoint.root: (v.goes, "named by" in v.reason) for v in told} == {
         "step-1": (False, True), "step-2": (True, False), "step-3": (False, False),
     }  # fmt: skip
-    await warm.tiering.retain(dry_run=False)
+    await warm.tiering.retain()
     assert {path.split("/")[0] for path in warm.shown() if "/" in path} == {"step-1", "step-3"}
 
 
@@ -201,7 +201,7 @@ async def test_a_checkpoint_of_which_something_lacks_is_not_the_newest_safe_one(
     await warm.settle()
     await warm.lab.wait()
     warm.tier.distrust(warm.row_of("step-2/a.bin"))
-    told = await warm.tiering.retain(dry_run=True)
+    told = await warm.tiering.verdicts(warm.tiering.rules)
     assert not any(verdict.goes for verdict in told)
 
 
@@ -214,7 +214,7 @@ async def test_a_checkpoint_that_its_shards_tell_of_is_removed_whole(warm: Warm)
         await warm.write(f"{name}/model.safetensors.index.json", "{}")
         await warm.settle()
     await warm.lab.wait()
-    await warm.tiering.retain(dry_run=False)
+    await warm.tiering.retain()
     assert {path.split("/")[0] for path in warm.shown()} == {"two"}
     assert len(warm.shown()) == 4
 

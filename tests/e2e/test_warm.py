@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -209,55 +208,3 @@ def test_a_filesystem_that_is_not_mounted_gets_nothing(
     warm.rmdir()
     away.rename(warm)
     settled(mount, warm, {"f": b"1", "g": b"2"})
-
-
-def save(mount: Mount, step: int) -> None:
-    folder = mount.path / f"checkpoint-{step}"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(bytes(50_000))
-    (folder / "model.safetensors.index.json").write_text("{}")
-
-
-def test_retention_does_what_its_dry_run_said(
-    mounted: MountFactory, bucket: Any, warm: Path
-) -> None:
-    """Fifty checkpoints; the bucket keeps all, the tier those that the rules name."""
-    mount = mounted(bucket, options=options(warm))
-    for step in range(50):
-        save(mount, step)
-    (mount.path / "latest").write_text("checkpoint-7")
-    mount.wait(timeout=100)
-    poll(lambda: len(shown(warm)) == 101, 60)
-    rules = {"tiers__warm_newest": "3", "tiers__warm_every": "20"}
-    mount.unmount()
-    mount.wait_gone()
-    mount.options.update(options(warm, **rules))
-    assert run_dry(mount.start()) <= {f"checkpoint-{n}" for n in range(50)}
-    expected = {f"checkpoint-{n}" for n in (0, 7, 20, 40, 47, 48, 49)}
-    poll(lambda: {p.split("/")[0] for p in shown(warm)} == expected | {"latest"}, 30)
-    assert len(shown(warm)) == 15, "each is whole or gone"
-    assert len(bucket.keys()) == 101
-    done = mount.cli("retain", mount.path, "--json")
-    told = json.loads(done.stdout)["checkpoints"]
-    assert {Path(each["path"]).name for each in told} == expected
-    assert not any(each["removed"] for each in told)
-    reasons = {Path(each["path"]).name: each["reason"] for each in told}
-    assert reasons["checkpoint-7"] == "named by latest"
-    assert "removed from the warm tier" in mount.log
-    assert (mount.path / "checkpoint-8/model.safetensors").read_bytes() == bytes(50_000)
-
-
-def run_dry(mount: Mount) -> set[str]:
-    done = mount.cli("retain", mount.path, "--dry-run", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["dry_run"] is True
-    return {Path(each["path"]).name for each in told["checkpoints"] if each["removed"]}
-
-
-def test_without_a_tier_there_is_nothing_to_retain(mounted: MountFactory, dir_store: Any) -> None:
-    mount = mounted(dir_store)
-    done = mount.cli("retain", mount.path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "tiers.warm" in done.stderr
-    assert mount.status()["tiers"] == {"warm": None}

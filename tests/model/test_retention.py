@@ -18,7 +18,7 @@ checkpoints = st.lists(
         nbytes=st.integers(0, 100),
         changed_ns=st.integers(NOW - 1000, NOW),
         safe=st.booleans(),
-        named=st.sampled_from(["", "latest"]),
+        stays=st.sampled_from(["", "named by latest"]),
     ),
     max_size=12,
 )
@@ -51,7 +51,7 @@ def test_only_what_is_safe_goes_and_the_newest_safe_one_stays(
     assert {v.checkpoint for v in verdicts} == set(kept)
     assert len(verdicts) == len(kept)
     leaving = [v.checkpoint for v in verdicts if v.goes]
-    assert all(each.safe and not each.named for each in leaving)
+    assert all(each.safe and not each.stays for each in leaving)
     assert all(v.reason for v in verdicts if v.goes)
     safe = [each for each in kept if each.safe]
     if safe:
@@ -90,7 +90,7 @@ def test_young_ones_are_kept() -> None:
 
 def test_what_a_pointer_names_stays_and_counts() -> None:
     kept = made(4)
-    kept[0] = replace(kept[0], named="latest")
+    kept[0] = replace(kept[0], stays="named by latest")
     verdicts = judge(Rules(newest=2), kept, NOW)
     assert [v.checkpoint.root for v in verdicts if v.goes] == ["step-10"]
     assert verdicts[-1].reason == "named by latest"
