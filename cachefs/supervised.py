@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,8 @@ STEADY = 1.0
 """Seconds of service after which a failure counts as a new one, restarted without delay."""
 MAX_DELAY = 5.0
 """Longest pause between two restarts, seconds."""
+REHEARSAL_PATIENCE = 60.0
+"""Seconds that a rehearsal may take: most of it is the start of Python."""
 MAX_DELAY_KILLED = 0.5
 """The same where a daemon that served was killed from outside, which is no fault of its own."""
 
@@ -263,6 +266,32 @@ def _parse_report(line: bytes) -> Report:
 def failure(message: str, exit_code: int = 1) -> Report:
     """A report of what went wrong, in the daemon's form."""
     return {"ok": False, "message": message, "exit_code": exit_code}
+
+
+def objection(command: list[str], state_fd: int) -> str:
+    """Why a daemon started by `command` could not take the mount over; empty if it could.
+
+    It rehearses that with a copy of the state and a descriptor that leads nowhere, while the daemon
+    before it serves on. Waits for it; OSError if it cannot be started.
+    """
+    nowhere, copy = os.eventfd(0, os.EFD_CLOEXEC), os.memfd_create("cachefs-rehearsal")
+    try:
+        os.pwrite(copy, os.pread(state_fd, TapState.SIZE, 0), 0)
+        process = Daemon.start([*command, "--rehearsal"], (nowhere, copy))
+    finally:
+        os.close(nowhere)
+        os.close(copy)
+    deadline = time.monotonic() + REHEARSAL_PATIENCE
+    while (code := process.exit_code()) is None:
+        if time.monotonic() > deadline:
+            process.send(signal.SIGKILL)
+        time.sleep(0.02)
+        process.read_report()
+    process.read_report()
+    process.close()
+    if process.has_failed:
+        return str((process.report or {}).get("message"))
+    return "" if code == 0 else f"the daemon ended at its start ({describe(code)})"
 
 
 def python_module(name: str) -> list[str]:

@@ -29,7 +29,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "vfs": ("flush.queue", "cache", "meta", "model"),
     "fuse": ("vfs", "flush.queue", "cache", "meta", "model"),
     "tiers": ("flush.queue", "cache", "meta", "model"),
-    "daemon": ("tiers", "fuse", "vfs", "flush", "cache", "meta", "store.base", "model", "observe"),
+    "daemon": (
+        *("tiers", "fuse", "vfs", "flush", "cache", "meta", "store.base", "model", "observe"),
+        "supervised",
+    ),
     # Never restarted, so it stands on next to nothing.
     "supervisor": ("supervised", "fuse.kernelmount", "observe.runfiles"),
     "supervised": (),

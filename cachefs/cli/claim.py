@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from cachefs.fuse import kernelmount
 from cachefs.observe import runfiles
 from cachefs.observe.client import ControlClient
 from cachefs.observe.protocol import ControlError
-from cachefs.supervised import TapState
+from cachefs.supervised import TapState, objection, python_module
 
 LEAVE_TIMEOUT = 30.0
 """Seconds a daemon without supervisor may take to step aside before it is killed."""
@@ -126,12 +127,13 @@ def daemon_of(mountpoint: str) -> int:
     return run.pid if b"--mountpoint" in words and os.fsencode(mountpoint) in words else 0
 
 
-def clear(mountpoint: str, settings: Settings) -> Connection | None:
+def clear(mountpoint: str, settings: Settings, daemon_module: str) -> Connection | None:
     """Make way for a new mount, holding the lock: end what a dead supervisor left behind.
 
     A daemon that lives on is asked to step aside. When takeover is possible the connection is
     kept, so that no caller notices: its descriptors are returned for the next supervisor.
-    Raises MountError when something else is mounted there.
+    Raises MountError when something else is mounted there, or when a living mount could not be gone
+    on with by this installation: that is left as it is.
     """
     entry = kernelmount.mount_at(mountpoint)
     if entry is None:
@@ -144,6 +146,8 @@ def clear(mountpoint: str, settings: Settings) -> Connection | None:
     if daemon:
         _same_mount(mountpoint, entry, settings)
         connection = _connection_of(daemon) if settings.mount.takeover == "auto" else None
+        if connection is not None:
+            _rehearse(mountpoint, settings, daemon_module, connection)
         _step_aside(mountpoint, daemon, keep=connection is not None)
     # A dead mount stays until the new one takes its place: what a program writes meanwhile must
     # fail, not land in the bare directory below.
@@ -183,9 +187,23 @@ def _connection_of(daemon: int) -> Connection | None:
     return connection if TapState(connection[1]).can_take_over() else None
 
 
+def _rehearse(
+    mountpoint: str, settings: Settings, daemon_module: str, connection: Connection
+) -> None:
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(settings.to_json())
+        file.flush()
+        command = [*python_module(daemon_module), file.name, "--mountpoint", mountpoint]
+        why = objection(command, connection[1])
+    if why:
+        hint = f"its daemon serves on; `cachefs unmount {mountpoint}` ends it in order"
+        raise MountError(f"cannot go on with the mount on {mountpoint}: {why}", hint=hint)
+
+
 def _step_aside(mountpoint: str, daemon: int, *, keep: bool) -> None:
     """End the daemon: by request, so that nothing is in flight, otherwise by force."""
-    op, args = ("upgrade", {}) if keep else ("unmount", {"drain_timeout": 0})
+    # What is installed where that daemon came from does not matter any more.
+    op, args = ("upgrade", {"rehearse": False}) if keep else ("unmount", {"drain_timeout": 0})
     try:
         with ControlClient(runfiles.socket_path(mountpoint)) as control:
             control.call(op, args, timeout=LEAVE_TIMEOUT)

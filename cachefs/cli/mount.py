@@ -54,7 +54,7 @@ def mount(
     target = checks.resolve(mountpoint)
     with claim.claim(target) as claimed:
         checks.places(settings, target)
-        connection = claim.clear(target, settings)
+        connection = claim.clear(target, settings, daemon_module)
         covered = kernelmount.mount_at(target) is not None
         hides = not covered and checks.directory(target)
         start = launch.Launch(settings, target, claimed, connection, daemon_module)

@@ -18,7 +18,8 @@ PATIENCE = 120.0
 def upgrade(mountpoint: Annotated[str, typer.Argument(help="Where it is mounted.")]) -> None:
     """Let a new daemon, of the code that is installed now, take a mount over.
 
-    Programs that use the mount notice nothing but a short pause.
+    Programs that use the mount notice nothing but a short pause. Code that could not take it over
+    is refused before anything has changed.
     """
     found = target.find(mountpoint)
     if not found.is_mount:

@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     settings = arguments.settings
     logging.configure(settings.log.level, settings.log.format)
-    from cachefs.daemon.serve import CannotJoin, Server
+    from cachefs.daemon.joining import CannotJoin, rehearse
+    from cachefs.daemon.serve import Server
 
     log = logging.get_logger("cachefs.daemon")
     # Collections of the oldest generation scan everything and take milliseconds; what is made at
@@ -57,6 +58,9 @@ def main(argv: list[str]) -> int:
         if fd is not None:
             os.set_inheritable(fd, False)
     try:
+        if arguments.rehearsal:
+            rehearse(arguments)
+            return CLEAN
         return Server(arguments, report).run()
     except CachefsError as error:
         hint = f"; {error.hint}" if error.hint else ""

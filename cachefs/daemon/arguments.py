@@ -22,6 +22,9 @@ class Arguments:
     ready_fd: int | None
     mountpoint: str
     standby_fd: int | None = None
+    rehearsal: bool = False
+    """Only find out whether a takeover would do; the state is a copy, there is no connection."""
+    settings_file: Path = Path()
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -33,11 +36,13 @@ def parse(argv: list[str]) -> Arguments:
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument("--standby-fd", type=int, help="wait there for the three others")
     parser.add_argument("--mountpoint", required=True)
+    parser.add_argument("--rehearsal", action="store_true", help="say whether a takeover would do")
     known = parser.parse_args(argv)
     settings = Settings.from_json(known.settings.read_bytes())
     return Arguments(
-        settings, known.fuse_fd, known.state_fd, known.ready_fd, known.mountpoint, known.standby_fd
-    )
+        settings, known.fuse_fd, known.state_fd, known.ready_fd, known.mountpoint,
+        known.standby_fd, known.rehearsal, known.settings,
+    )  # fmt: skip
 
 
 def await_turn(arguments: Arguments) -> Arguments | None:

@@ -149,6 +149,11 @@ class _Handlers:
                 "this mount cannot be handed on: takeover is off, or kernel or libfuse lack it",
                 hint="unmount and mount again",
             )
+        if args.get("rehearse", True) and (why := await self._services.objection()):
+            raise MountError(
+                f"the code that is installed now cannot take this mount over: {why}",
+                hint="nothing has changed; once that is mended try again, or unmount and mount",
+            )
         self._end("upgrade")
         return {}
 

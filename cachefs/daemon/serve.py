@@ -32,6 +32,7 @@ from cachefs.daemon.handlers import (
     make_handlers,
     refresh_snapshot,
 )
+from cachefs.daemon.joining import join
 from cachefs.daemon.services import Lanes, Services
 from cachefs.daemon.session import StoreSession, WrongStore
 from cachefs.daemon.storage import Storage, open_storage
@@ -45,6 +46,7 @@ from cachefs.fuse.smallfiles import NoSmallFiles, SmallFileMaker
 from cachefs.observe import runfiles
 from cachefs.observe.control import serve_control
 from cachefs.observe.metrics import Metrics
+from cachefs.supervised import objection, python_module
 
 log = structlog.get_logger("cachefs.daemon")
 
@@ -56,10 +58,6 @@ _LAST_MANIFESTS = 5.0
 _EPOCH_AT = 12
 _RECOGNITION = 1.5
 """Seconds that a mount waits for a store its cache knows, to be sure that it is the same."""
-
-
-class CannotJoin(MountError):
-    """A live connection cannot be gone on with, by no daemon of this installation."""
 
 
 class Server:
@@ -186,7 +184,7 @@ class Server:
         )
         address = self._metrics.serve(self._settings.metrics.address)
         services = self._services(parts, tap, reason, address)
-        self._join(pyfuse3, operations, tap)
+        join(operations, self._arguments.fuse_fd, tap, live=self._takes_over())
         lives = tap is not None and tap.is_takeover
         recovered = parts.recovery.run(restore_handles(services, tap), mount_lives=lives)
         parts.contents.reserve_numbers(recovered.highest_file)
@@ -217,15 +215,12 @@ class Server:
         meta = parts.storage.meta
         return SmallFileMaker(tap, meta, parts.namespace, parts.small)
 
-    def _join(self, pyfuse3: object, operations: object, tap: taps.Tap | None) -> None:
-        """Become the one who answers the connection's requests."""
-        options: set[str] = {"default_permissions"}
-        try:
-            pyfuse3.init(operations, f"/dev/fd/{self._arguments.fuse_fd}", options)  # type: ignore[attr-defined]
-        except RuntimeError as error:
-            why = (tap.refusal if tap is not None else "") or str(error)
-            kind = CannotJoin if self._takes_over() else MountError
-            raise kind(f"cannot join the FUSE connection: {why}") from error
+    async def _objection(self) -> str:
+        arguments = self._arguments
+        assert arguments.state_fd is not None
+        words = [str(arguments.settings_file), "--mountpoint", arguments.mountpoint]
+        ask = partial(objection, [*python_module("cachefs.daemon"), *words], arguments.state_fd)
+        return await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
 
     def _services(
         self, parts: Parts, tap: taps.Tap | None, reason: str, address: str | None
@@ -262,6 +257,7 @@ class Server:
             restraint=parts.restraint,
             tiering=parts.tiering,
             can_upgrade=lambda: tap is not None and tap.takeover_possible,
+            objection=self._objection,
         )
 
     async def _start_background(

@@ -34,6 +34,11 @@ class Lanes:
     reason: str = ""
 
 
+async def _no_objection() -> str:
+    """Nobody asks."""
+    return ""
+
+
 async def nobody_told(directory: int, names: Sequence[bytes]) -> None:
     """Nobody else remembers names."""
 
@@ -80,6 +85,8 @@ class Services:
     """Kernel requests by name since this daemon started; empty where nobody counts them."""
     can_upgrade: Callable[[], bool] = lambda: True
     """Whether another daemon could go on with the connection."""
+    objection: Callable[[], Awaitable[str]] = _no_objection
+    """Why the code that is installed now could not go on with it; empty if it could."""
     pacer_rate: Callable[[], float] = lambda: 0.0
     """Requests per second that the pacer allows now, for the metrics."""
     on_names: Callable[[int, Sequence[bytes]], Awaitable[None]] = nobody_told

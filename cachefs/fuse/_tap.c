@@ -344,6 +344,13 @@ static PyObject *py_brief(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_rehearse(PyObject *self, PyObject *args)
+{
+    (void)self, (void)args;
+    tap.rehearsal = true;
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_current(PyObject *self, PyObject *args)
 {
     (void)self, (void)args;
@@ -427,6 +434,7 @@ static PyMethodDef methods[] = {
     {"unwatch", py_unwatch, METH_VARARGS, "(nodeid)"},
     {"counts", py_counts, METH_VARARGS, "(nodeid or None) -> {opcode: requests}"},
     {"brief", py_brief, METH_VARARGS, "(on)"},
+    {"rehearse", py_rehearse, METH_NOARGS, "the mount to come is a rehearsal of a takeover"},
     {"current", py_current, METH_NOARGS, "the request handed to libfuse last"},
     {"caller", py_caller, METH_NOARGS, "() -> (that request, pid of who waits for it)"},
     {"is_interrupted", py_is_interrupted, METH_VARARGS, "(request) -> did a signal come?"},

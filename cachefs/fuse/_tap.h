@@ -236,6 +236,7 @@ struct tap {
     uint32_t stack_depth;
     int device, poll, timer; /* /dev/fuse; what pyfuse3 waits on: device and timer together */
     uint64_t init_unique, arrivals_before;
+    bool rehearsal; /* of a takeover: nothing is asked of the kernel */
     bool brief;    /* answer FLUSH and swallow FORGET here */
     bool answered; /* ... which was done with the request that was read last */
     uint64_t current;      /* key of the request that libfuse got last */

@@ -6,6 +6,8 @@
  * all that comes, and settle by it what the tables left open: a pending handle whose request is
  * not resent exists, a RELEASE that is not resent is over. All this happens within
  * fuse_session_mount: when pyfuse3.init() returns the tables are true.
+ *
+ * A rehearsal, on a copy of the state and no connection, ends once libfuse has negotiated.
  */
 #include "_tap.h"
 
@@ -247,7 +249,11 @@ int tap_take_over(void *session)
     charge();
     tap.arrivals_before = tap.state.header->arrivals;
     TAP_UNLOCK();
-    if (replay_init(session) || ask_for_resend())
+    if (replay_init(session))
+        return -1;
+    if (tap.rehearsal)
+        return 0;
+    if (ask_for_resend())
         return -1;
     TAP_LOCK();
     result = read_resent(&resent);

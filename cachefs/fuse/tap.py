@@ -388,6 +388,11 @@ class Tap:
         """Answer FLUSH and swallow FORGET without asking Python; FLUSH comes as an event."""
         _tap.brief(on)
 
+    def rehearse(self) -> None:
+        """pyfuse3.init is to end once libfuse has negotiated as it would in a takeover: the state
+        is a copy, and the descriptor leads nowhere."""
+        _tap.rehearse()
+
     def pause(self, on: bool) -> None:
         """Take no further requests (they wait in the kernel), or go on.
 

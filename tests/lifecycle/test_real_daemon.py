@@ -15,7 +15,7 @@ from cachefs.fuse import kernelmount
 from cachefs.observe import runfiles
 from cachefs.supervised import TapState
 from tests.support.client import Client
-from tests.support.mounts import Mount, MountFactory, ended, poll
+from tests.support.mounts import CHECKOUT, Mount, MountFactory, ended, poll
 
 pytestmark = [pytest.mark.real_starts, pytest.mark.slow]
 KILLED = ("ended unexpectedly", "taken over", "takeover")
@@ -208,6 +208,86 @@ def test_upgrade_during_a_save(mount: Mount, client: Client, dir_store: Any) -> 
     mount.wait()
     assert dir_store.get("stream.bin") == bytes(size)
     assert len(dir_store.keys()) == count + 1
+
+
+OTHER_FLAGS = """
+import sys
+if "cachefs.daemon" in sys.orig_argv:
+    from cachefs.fuse import tap
+    load = tap.load
+    def load_and_ask_for_more(*args, **options):
+        loaded = load(*args, **options)
+        from cachefs.fuse.ops import CacheOperations
+        CacheOperations.enable_acl = True
+        return loaded
+    tap.load = load_and_ask_for_more
+"""
+BROKEN = """
+import os, sys
+if "cachefs.daemon" in sys.orig_argv:
+    os._exit(1)
+"""
+
+
+@pytest.fixture
+def next_code(tmp_path: Path) -> Path:
+    """What differs in the code that processes start with from now on."""
+    return tmp_path / "sitecustomize.py"
+
+
+@pytest.mark.either_lane
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (OTHER_FLAGS, "takeover refused: this version would negotiate flags"),
+        (BROKEN, "the daemon ended at its start (exit code 1)"),
+    ],
+    ids=["negotiates differently", "does not start"],
+)
+def test_upgrade_to_code_that_could_not_go_on(
+    mounted: MountFactory, dir_store: Any, client: Client, next_code: Path, code: str, why: str
+) -> None:
+    """It is refused, and the mount is what it was: no call fails, and it can be tried again."""
+    path = f"{next_code.parent}:{CHECKOUT}"
+    mount = mounted(dir_store, env={"PYTHONPATH": path}, allow=("cannot go on", "cannot take"))
+    old = mount.daemon_pid
+    saver = client.start(save_many, str(mount.path), 4.0)
+    next_code.write_text(code)
+    done = mount.cli("upgrade", mount.path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert why in done.stderr
+    assert done.stderr.count("\n") == 1
+    mount.reread()
+    assert mount.daemon_pid == old
+    next_code.write_text("")
+    assert mount.cli("upgrade", mount.path).returncode == 0
+    mount.took_over(old)
+    count = saver.result(30)
+    mount.wait()
+    assert len(dir_store.keys()) == count
+
+
+@pytest.mark.either_lane
+def test_fresh_mount_with_code_that_could_not_go_on(
+    mounted: MountFactory, dir_store: Any, next_code: Path
+) -> None:
+    """A daemon whose supervisor was killed serves on rather than hand over to that."""
+    path = f"{next_code.parent}:{CHECKOUT}"
+    mount = mounted(dir_store, env={"PYTHONPATH": path}, allow=("cannot go on",))
+    os.kill(mount.supervisor_pid, signal.SIGKILL)
+    assert ended([mount.supervisor_pid], 5)
+    next_code.write_text(OTHER_FLAGS)
+    done = mount.cli(*mount.command())
+    assert done.returncode == 1
+    assert "cannot go on with the mount" in done.stderr
+    assert "takeover refused" in done.stderr
+    (mount.path / "f").write_bytes(b"served on")
+    mount.reread()
+    old = mount.daemon_pid
+    next_code.write_text("")
+    mount_again(mount)
+    assert mount.daemon_pid != old
+    assert (mount.path / "f").read_bytes() == b"served on"
 
 
 def test_killed_supervisor_is_replaced_by_a_fresh_mount(mount: Mount, client: Client) -> None:

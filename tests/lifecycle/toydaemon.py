@@ -234,7 +234,10 @@ def main() -> None:
     for name in ("--fuse-fd", "--state-fd", "--ready-fd"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--mountpoint", required=True)
+    parser.add_argument("--rehearsal", action="store_true")
     known = parser.parse_args()
+    if known.rehearsal:
+        return
     settings = json.loads(known.settings.read_bytes())
     plan = Plan(**json.loads(os.environ.get("TOYDAEMON", "{}")))
     toy = Toy(known.fuse_fd, known.state_fd, Path(settings["cache"]["dirs"][0]), plan)

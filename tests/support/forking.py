@@ -142,6 +142,8 @@ class _Forking(subprocess.Popen[Any]):
 def _module(args: Any, env: Mapping[str, str] | None) -> str | None:
     """Which of the three a command starts, if its start may be a fork."""
     words = [word for word in args if word != "-P"] if isinstance(args, list) else []
+    if "--rehearsal" in words:  # asks whether code that was never loaded here would start
+        return None
     if words[:2] != [sys.executable, "-m"] or words[2] not in _MAINS:
         return None
     return words[2] if early(os.environ if env is None else env) == _at_preload else None
