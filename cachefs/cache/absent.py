@@ -34,6 +34,7 @@ class AbsentDevice(CacheDevice):
         self._fs_type = 0
         self._files = f"{path}/absent"  # Never made: what may lie at `path` is somebody else's.
         self._heartbeat = NoHeartbeat(why)
+        self.closings = None
         self._sync_state = threading.Lock()
         self._unsynced: set[int] = set()
         self._clean_shards: set[str] = set()

@@ -22,14 +22,15 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from cachefs.cache import lease, marks, system
+from cachefs.cache import identity, lease, marks, system
 from cachefs.cache.claiming import claim, make_top, unusable
 from cachefs.cache.clone import CloneMethod, clone_file
+from cachefs.cache.closings import Closed, Closings, open_table
 from cachefs.cache.heartbeat import Heartbeat
 from cachefs.cache.system import DeviceKind
 from cachefs.failpoints import Point, reach
@@ -76,6 +77,7 @@ class CacheDevice:
         self.size_limit = size_limit
         self._survives = survives
         self._files = f"{self.directory}/files"
+        self.closings: Closings | None = None
         make_top(self.directory)
         self._lock = claim(self.directory)
         try:
@@ -110,6 +112,8 @@ class CacheDevice:
     def close(self) -> None:
         """Give the directory up; never waits for the device. Idempotent."""
         self._heartbeat.stop()
+        if self.closings is not None:
+            self.closings.close()
         self._lock.release()
 
     def __repr__(self) -> str:
@@ -258,6 +262,7 @@ class CacheDevice:
             self._unsynced.discard(gen)
         with suppress(FileNotFoundError):
             os.unlink(self.path(gen))
+        self.written(gen)
         reach(Point.FILE_AFTER_UNLINK)
 
     def set_aside(self, gen: int) -> str:
@@ -419,23 +424,40 @@ class CacheDevice:
         finally:
             os.close(fd)
 
-    @staticmethod
-    def mark_closed(fd: int, now_ns: int) -> None:
-        """Note on an open cache file that a program closed it; see `closed_at`."""
-        marks.mark_closed(fd, now_ns)
+    def keep_closings(self, directories: Collection[Path]) -> None:
+        """Note in one of `directories`, if that is in memory, when files are closed, instead of on
+        them."""
+        with suppress(OSError):
+            name = identity.read(self.directory)
+            self.closings = open_table(name, directories) if name else None
+
+    def mark_closed(self, gen: int, fd: int) -> None:
+        """Note that a program closed an open cache file; see `was_closed`."""
+        status = os.fstat(fd)
+        like = Closed(status.st_mtime_ns, status.st_size)
+        if self.closings is None or not self.closings.note(gen, like):
+            marks.mark_closed(fd, like)
         reach(Point.FILE_AFTER_CLOSED_MARK)
+
+    def written(self, gen: int) -> None:
+        """The last writer of a cache file is gone, and that is recorded."""
+        if self.closings is not None:
+            self.closings.drop(gen)
 
     @staticmethod
     def mark_path(fd: int, path: bytes) -> None:
         """Note on an open cache file whose it is, for when the database is lost."""
         marks.mark_path(fd, path)
 
-    def closed_at(self, gen: int) -> int | None:
-        """When a program last closed the cache file, nanoseconds since the epoch; None: not noted.
+    def was_closed(self, gen: int) -> bool:
+        """Whether a program closed the cache file and nothing was written to it after that.
 
         Noted before close(2) returns, so it is there even if nothing else of the close is.
         """
-        return marks.closed_at(self.path(gen))
+        noted = self.closings.of(gen) if self.closings is not None else None
+        noted = noted or marks.closed(self.path(gen))
+        status = self.stat(gen)
+        return noted == (status.st_mtime_ns, status.st_size)
 
     def writer_open(self, gen: int) -> bool:
         """Whether any process has the cache file open for writing.

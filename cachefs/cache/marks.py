@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
-import sys
+import struct
 from pathlib import Path
+
+from cachefs.cache.closings import Closed
 
 _CLOSED = "user.cachefs.closed"
 _PATH = "user.cachefs.path"
+_LIKE = struct.Struct("=qq")
+"""Time of the last write and size; the tap writes it too (`_tap_brief.c`)."""
 
 
-def mark_closed(fd: int, now_ns: int) -> None:
+def mark_closed(fd: int, like: Closed) -> None:
     """Note on an open cache file that a program closed it."""
     try:
-        os.setxattr(fd, _CLOSED, now_ns.to_bytes(8, sys.byteorder, signed=True))
+        os.setxattr(fd, _CLOSED, _LIKE.pack(*like))
     except OSError:
         pass  # without extended attributes such a file is held after a crash
 
 
-def closed_at(path: str) -> int | None:
-    """When a program last closed a cache file, nanoseconds since the epoch; None: not noted."""
+def closed(path: str) -> Closed | None:
+    """What a cache file was like when a program last closed it; None: not noted."""
     try:
         mark = os.getxattr(path, _CLOSED)
     except OSError:
         return None
-    return int.from_bytes(mark, sys.byteorder, signed=True) if len(mark) == 8 else None
+    return Closed(*_LIKE.unpack(mark)) if len(mark) == _LIKE.size else None
 
 
 def mark_path(fd: int, path: bytes) -> None:

@@ -87,6 +87,10 @@ class Server:
                 want_takeover=mount.takeover == "auto",
             )
             tap = loaded if isinstance(loaded, taps.Tap) else None
+            for device in storage.devices:
+                device.keep_closings(runfiles.memory_dirs())
+                if tap is not None and device.closings is not None:
+                    tap.use_close_table(device.index, device.closings.table)
             if tap is not None and not failpoints.ARMED:
                 tap.answer_briefly()
             reason = "" if tap is not None else str(loaded)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 import structlog
 
 from cachefs.daemon.services import Services
+from cachefs.fuse.lanes import tell_of_writer
 from cachefs.fuse.tap import Opcode, OpenHandle, Poisoned, Tap
 from cachefs.meta.rows import GenerationRow, InodeRow
 from cachefs.model.states import GenState
@@ -117,8 +118,9 @@ def _restore(services: Services, handle: OpenHandle, tap: Tap) -> None:
         if opened is None:
             return
         services.files.resume(opened)
-    services.table.add(opened, handle.flags, handle.fh)
-    tap.set_handle_fd(handle.fh, opened.fd)
+    restored = services.table.add(opened, handle.flags, handle.fh)
+    if restored.writable and opened.writing:
+        tell_of_writer(tap, restored)
 
 
 def _reopen(services: Services, handle: OpenHandle) -> OpenInode | None:

@@ -122,8 +122,17 @@ class Recovery:
         reach(Point.RECOVER_AFTER_UNLINKED)
         highest, missing = self._match_files()
         reach(Point.RECOVER_AFTER_FILES)
+        self._forget_closes()
         dirty = len(generations.in_states(GenState.SEALED))
         return Recovered(dirty, held, missing, highest)
+
+    def _forget_closes(self) -> None:
+        """When a file was closed matters until it is sealed."""
+        unsealed = self._meta.generations.in_states(GenState.OPEN, GenState.HELD)
+        for device in self._devices:
+            if device.closings is not None:
+                files = {row.file for row in unsealed if row.device == device.index}
+                device.closings.keep_only(files)
 
     def _has_forgotten(self) -> bool:
         """Whether the database may lack what was committed to it: its WAL file is gone, or ends
@@ -249,9 +258,7 @@ class Recovery:
 
     def _was_closed(self, row: GenerationRow) -> bool:
         """Nothing was written after a program closed it. Any other descriptor is gone as well."""
-        device = self._devices[row.device]
-        closed_ns = device.closed_at(row.file)
-        return closed_ns is not None and device.stat(row.file).st_mtime_ns <= closed_ns
+        return self._devices[row.device].was_closed(row.file)
 
     def _names_log(self, ino: int) -> bool:
         names = self._meta.dentries.of_inode(ino)

@@ -327,6 +327,7 @@ static PyObject *py_drop_handle(PyObject *self, PyObject *args)
     TAP_LOCK();
     map_take(&tap.passthrough, fh, &ignored);
     map_take(&tap.files, fh, &ignored);
+    map_take(&tap.closings, fh, &ignored);
     map_take(&tap.budgets, fh, &ignored);
     map_take(&tap.readers, fh, &ignored);
     TAP_UNLOCK();
@@ -418,6 +419,8 @@ static PyMethodDef methods[] = {
     {"set_passthrough", py_set_passthrough, METH_VARARGS, "(fh, backing id)"},
     {"set_listing", py_set_listing, METH_VARARGS, "(fh, keep)"},
     {"set_handle_fd", py_set_handle_fd, METH_VARARGS, "(fh, fd)"},
+    {"use_close_table", py_use_close_table, METH_VARARGS, "(device, memory) -> done"},
+    {"set_closing", py_set_closing, METH_VARARGS, "(fh, device, slot, file) -> done"},
     {"set_budget", py_set_budget, METH_VARARGS, "(fh, bytes)"},
     {"set_reader", py_set_reader, METH_VARARGS, "(fh, fd or -1, is it in memory?)"},
     {"arrived", py_arrived, METH_VARARGS,

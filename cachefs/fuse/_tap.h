@@ -254,6 +254,7 @@ struct tap {
     void (*process_buf)(void *, const void *);
 
     struct map passthrough, files; /* fh -> backing id, fh -> fd */
+    struct map closings;           /* fh -> where its closing is noted (_tap_brief.c) */
     struct map listings;           /* fh of a directory -> open flags */
     struct map budgets;            /* fh -> bytes that are written here */
     struct map readers;            /* fh -> fd that is read here; lowest bit: it is in memory */
@@ -298,6 +299,8 @@ enum fate { FATE_PASSED, FATE_TAKEN, FATE_ANSWERED, FATE_SERVED };
 
 /* _tap_brief.c. Lock held. */
 enum fate tap_brief_fate(const struct in_header *header, const char *body, size_t len, int *error);
+bool tap_use_close_table(uint32_t device, void *table, size_t size);
+bool tap_note_closing(uint64_t fh, uint32_t device, uint32_t slot, uint64_t file);
 void tap_note_interrupt(const char *body, size_t len);
 void tap_event(uint32_t kind, uint64_t fh, uint32_t mode, uint64_t offset, uint64_t length);
 

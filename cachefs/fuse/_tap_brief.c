@@ -3,25 +3,76 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/xattr.h>
-#include <time.h>
 #include <unistd.h>
 
-#define CLOSED_MARK "user.cachefs.closed" /* int64, nanoseconds since the epoch */
+#define CLOSED_MARK "user.cachefs.closed" /* int64: mtime in nanoseconds, size */
 
-/* A cache file that was closed says so itself, before close(2) returns: if daemon and mount die before
- * the RELEASE that follows, its last write (mtime) tells whether the close was the last. */
+#define MAX_DEVICES 32
+#define FILE_BITS 40
+
+/* One slot for each file that is open for writing, as cachefs.cache.closings has it. */
+struct closing {
+    uint64_t file;
+    int64_t mtime, size; /* when it was closed last */
+    uint64_t times;      /* that it was closed */
+};
+
+static struct {
+    struct closing *slots;
+    size_t count;
+} tables[MAX_DEVICES];
+
+bool tap_use_close_table(uint32_t device, void *table, size_t size)
+{
+    if (device >= MAX_DEVICES)
+        return false;
+    tables[device].slots = table;
+    tables[device].count = size / sizeof(struct closing);
+    return true;
+}
+
+/* False: such a file tells by itself. */
+bool tap_note_closing(uint64_t fh, uint32_t device, uint32_t slot, uint64_t file)
+{
+    if (device >= MAX_DEVICES || slot >= tables[device].count || file >> FILE_BITS)
+        return false;
+    return map_put(&tap.closings, fh,
+                   ((uint64_t)device << 16 | slot) << FILE_BITS | file);
+}
+
+/* In the table, for files that are in it. */
+static bool note_closed(uint64_t fh, const int64_t like[2])
+{
+    struct closing *closing;
+    uint64_t where;
+
+    if (!map_get(&tap.closings, fh, &where))
+        return false;
+    closing = &tables[where >> (FILE_BITS + 16)].slots[where >> FILE_BITS & 0xffff];
+    if (closing->file != (where & ((1ull << FILE_BITS) - 1)))
+        return false; /* another file's by now */
+    closing->mtime = like[0];
+    closing->size = like[1];
+    __atomic_store_n(&closing->times, closing->times + 1, __ATOMIC_RELEASE);
+    return true;
+}
+
+/* What a file was like when it was closed is noted before close(2) returns: if daemon and mount die
+ * before the RELEASE that follows, that tells whether the close was the last. */
 static void mark_closed(uint64_t fh)
 {
-    struct timespec now;
+    struct stat status;
+    int64_t like[2];
     uint64_t fd;
-    int64_t mark;
 
-    if (!map_get(&tap.files, fh, &fd))
+    if (!map_get(&tap.files, fh, &fd) || fstat((int)fd, &status))
         return;
-    clock_gettime(CLOCK_REALTIME, &now);
-    mark = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-    (void)fsetxattr((int)fd, CLOSED_MARK, &mark, sizeof mark, 0); /* without it: held */
+    like[0] = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
+    like[1] = status.st_size;
+    if (!note_closed(fh, like))
+        (void)fsetxattr((int)fd, CLOSED_MARK, like, sizeof like, 0); /* without it: held */
 }
 
 /* Asked at the first write to each file. Attributes are of the kind `user.` here, so nobody has one. */

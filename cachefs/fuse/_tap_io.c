@@ -373,6 +373,7 @@ static void finish_release(const struct reply *reply)
         table_drop(&tap.state.handles, handle);
     if (!dir) {
         map_take(&tap.files, reply->request.fh, &fd);
+        map_take(&tap.closings, reply->request.fh, &fd);
         map_take(&tap.budgets, reply->request.fh, &fd);
         map_take(&tap.readers, reply->request.fh, &fd);
     }

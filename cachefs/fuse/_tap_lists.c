@@ -243,6 +243,39 @@ PyObject *py_arrived(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* The memory stays mapped for as long as the process lives, which is why it is not looked at again. */
+PyObject *py_use_close_table(PyObject *self, PyObject *args)
+{
+    unsigned device;
+    Py_buffer view;
+    bool done;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Iw*", &device, &view))
+        return NULL;
+    TAP_LOCK();
+    done = tap_use_close_table(device, view.buf, (size_t)view.len);
+    TAP_UNLOCK();
+    if (!done)
+        PyBuffer_Release(&view);
+    return PyBool_FromLong(done);
+}
+
+PyObject *py_set_closing(PyObject *self, PyObject *args)
+{
+    unsigned long long fh, file;
+    unsigned device, slot;
+    bool done;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KIIK", &fh, &device, &slot, &file))
+        return NULL;
+    TAP_LOCK();
+    done = tap_note_closing(fh, device, slot, file);
+    TAP_UNLOCK();
+    return PyBool_FromLong(done);
+}
+
 PyObject *py_take_back(PyObject *self, PyObject *args)
 {
     unsigned long long ino;

@@ -21,6 +21,8 @@ PyObject *py_small_folded(PyObject *self, PyObject *ignored);
 PyObject *py_small_withhold(PyObject *self, PyObject *args);
 PyObject *py_small_info(PyObject *self, PyObject *ignored);
 PyObject *py_arrived(PyObject *self, PyObject *args);
+PyObject *py_use_close_table(PyObject *self, PyObject *args);
+PyObject *py_set_closing(PyObject *self, PyObject *args);
 PyObject *py_take_back(PyObject *self, PyObject *args);
 #pragma GCC visibility pop
 

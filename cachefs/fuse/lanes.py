@@ -138,7 +138,7 @@ class PassthroughLanes:
 
     def now_writable(self, handle: Handle) -> None:
         """See `LaneKeeper`."""
-        self._tap.set_handle_fd(handle.fh, handle.inode.fd)
+        tell_of_writer(self._tap, handle)
 
     def now_readable(self, handle: Handle) -> None:
         """See `LaneKeeper`."""
@@ -169,7 +169,7 @@ class PassthroughLanes:
         """
         opened = handle.inode
         if handle.writable and opened.writing:
-            self._tap.set_handle_fd(handle.fh, opened.fd)
+            tell_of_writer(self._tap, handle)
             if opened.unasked and opened.lane is Lane.TRACKED:
                 self._give_budget(handle)
         self.now_readable(handle)
@@ -239,6 +239,8 @@ class PassthroughLanes:
         """See `LaneKeeper`."""
         opened = handle.inode
         self.closed(handle)
+        if handle.writable and opened.writing:
+            tell_of_writer(self._tap, handle)
         if handle.writable and opened.unasked and not opened.privileged:
             self._give_budget(handle)
         self.now_readable(handle)
@@ -246,3 +248,18 @@ class PassthroughLanes:
     def take_read(self) -> int:
         """See `LaneKeeper`."""
         return self._tap.take_read()
+
+
+def tell_of_writer(tap: Tap, handle: Handle) -> None:
+    """The tap may allocate space in the handle's cache file, and notes when it is closed."""
+    opened = handle.inode
+    tap.set_handle_fd(handle.fh, opened.fd)
+    note_closing(tap, handle.fh, opened.device, opened.gen.file)
+
+
+def note_closing(tap: Tap, fh: int, device: CacheDevice, file: int) -> None:
+    """Closes of a handle that writes are noted where that waits for no disk, if there is room."""
+    times = device.closings
+    slot = times.claim(file) if times is not None else None
+    if slot is not None:
+        tap.set_closing(fh, device.index, slot, file)

@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from cachefs.cache.journal import ROOM, START
+from cachefs.fuse.lanes import note_closing
 from cachefs.fuse.tap import Tap
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
@@ -199,6 +200,7 @@ class SmallFileMaker(NoSmallFiles):
         if not self._small.spares:
             self._wanted = min(2 * self._wanted, _MANY)
         for spare in self._small.make(self._wanted - len(self._small.spares)):
+            note_closing(self._tap, spare.fh, spare.device, spare.file)
             self._tap.small_spare(
                 spare.ino, spare.gen, spare.file, spare.fh, spare.device.index, spare.fd
             )
@@ -262,6 +264,8 @@ class SmallFileMaker(NoSmallFiles):
         self._tap.small_withhold(self._withheld > 0, True)
         self._wanted = _FEW // 2
         self._granted.clear()
+        for fh in self._small.spares:
+            self._tap.drop_handle(fh)
         self._small.discard()
 
     def renew(self) -> None:

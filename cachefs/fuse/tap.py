@@ -257,6 +257,10 @@ class Tap:
         """(fh, fd): the file FALLOCATE works on; forgotten when the handle's RELEASE is answered.
         For a handle without one `write` is called with no bytes first, which may name it;
         EOPNOTSUPP if it does not."""
+        self.use_close_table = _tap.use_close_table
+        """(device, memory) -> done: where closes of files on that device are noted, for good."""
+        self.set_closing = _tap.set_closing
+        """(fh, device, slot, file) -> done: where those of a handle are; on the file otherwise."""
         self.set_listing = _tap.set_listing
         """(fh, keep): the kernel may keep what is read from that directory and give it out again;
         `keep`: what it has kept of it before as well. Before its opendir is answered."""

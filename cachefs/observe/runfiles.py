@@ -59,6 +59,11 @@ def run_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"cachefs-{os.geteuid()}"
 
 
+def memory_dirs() -> tuple[Path, Path]:
+    """Where this user's files may lie that belong into memory: /run is not in every container."""
+    return run_dir(), Path(f"/dev/shm/cachefs-{os.geteuid()}")
+
+
 def run_path(mountpoint: str) -> Path:
     """This user's run file for a mountpoint."""
     return run_dir() / f"{_digest(mountpoint)}.json"

@@ -27,9 +27,9 @@ def now_ns(fd: int = _STAMPED) -> int:
 def begin(fd: int, mtime_ns: int | None = None) -> int:
     """Give the file behind `fd`, ours from now on, the mtime `mtime_ns` or that of now. Returns it;
     the next write's is later than either."""
-    now = now_ns(fd)
-    mtime_ns = now if mtime_ns is None else mtime_ns
+    mtime_ns = now_ns() if mtime_ns is None else mtime_ns
     os.utime(fd, ns=(mtime_ns, mtime_ns))
+    os.fstat(fd)  # The time of that has been read: the next write gets another one.
     return mtime_ns
 
 

@@ -366,6 +366,7 @@ class Contents(Endings):
                 if path is not None:
                     opened.device.mark_path(opened.fd, path)
         opened.writing = False
+        opened.device.written(gen.file)
         self.account(opened)
         self.on_sealed(gen.gen)
 
@@ -393,6 +394,7 @@ class Contents(Endings):
             self._meta.inodes.set_content(opened.ino, opened.size, blocks, opened.mtime_ns)
             self._publish_attributes(opened.ino, gen)
         opened.writing = False
+        opened.device.written(gen.file)
 
     def _publish_attributes(self, ino: int, gen: GenerationRow) -> None:
         """Attributes and names that changed while the file was open were to go out with its

@@ -412,7 +412,7 @@ class Files:
         self.flushed(fh)
         handle = self.table.handles.get(fh)
         if handle is not None and handle.writable and handle.inode.writing:
-            handle.inode.device.mark_closed(handle.inode.fd, handle.inode.flushed_ns)
+            handle.inode.device.mark_closed(handle.inode.gen.file, handle.inode.fd)
 
     def all_released(self, before_ns: int) -> bool:
         """False while a file that was closed before `before_ns` still waits for its release.

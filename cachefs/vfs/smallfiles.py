@@ -162,6 +162,7 @@ class SmallFiles:
     def _close(self, spare: Spare) -> None:
         """As the last close does."""
         os.close(spare.fd)
+        spare.device.written(spare.file)
         self._contents.on_sealed(spare.gen)
         self._lanes.keep(spare.ino)
 

@@ -90,6 +90,33 @@ def test_killed_while_a_file_is_open(
     assert bucket.get("growing.bin") == expected
 
 
+@pytest.mark.parametrize("after", ["nothing", "write"])
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+def test_killed_between_close_and_release(
+    mounted: MountFactory, bucket: Any, client: Client, cache: str, after: str
+) -> None:
+    """A descriptor was closed and the file never released, as when a kill comes in between: it is
+    whole, unless something was written after that. The close waits for no disk."""
+    mount = mounted(bucket, cache=cache, options=NO_TAKEOVER, allow=(DIED,))
+    actor = client.actor(mount.path)
+    actor("open", 0, "shard.bin", "RDWR|CREAT")
+    actor("write", 0, 1, 100_001)
+    actor("dup", 0, 1)
+    actor("close", 0)
+    if after == "write":
+        actor("write", 1, 2, 100_001)
+    files = [each for each in (mount.cache_dirs[0] / "files").rglob("*") if each.is_file()]
+    assert [os.listxattr(each) for each in files] == [[]]
+    _die(mount)
+    actor.close()
+    mount.start()
+    if after == "write":
+        assert mount.xattr("state", "shard.bin") == "held"
+        os.close(os.open(mount.path / "shard.bin", os.O_WRONLY))
+    mount.wait()
+    assert len(bucket.get("shard.bin")) == (200_002 if after == "write" else 100_001)
+
+
 def test_killed_in_the_middle_of_uploads(mounted: MountFactory, bucket: Any, link: Any) -> None:
     """Multipart uploads in flight: nothing is lost, no stale upload stays behind."""
     mount = mounted(

@@ -104,8 +104,13 @@ class Device:
     def writer_open(self, gen: int) -> bool:
         return False
 
-    def closed_at(self, gen: int) -> int | None:
-        return None
+    def was_closed(self, gen: int) -> bool:
+        return False
+
+    closings = None
+
+    def written(self, gen: int) -> None:
+        """Nobody asks."""
 
 
 class _Ledger:

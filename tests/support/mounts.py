@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.fsck import check as fsck
+from cachefs.observe.runfiles import memory_dirs
 from tests.support import commands, fusectl, logs, postmortem
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -330,6 +331,10 @@ class Mount:
                     os.kill(pid, signal.SIGKILL)
         fusectl.detach(self.path)
         ended([p for p in (self.supervisor_pid, self.daemon_pid) if p], 5)
+        for name in (each / "device" for each in self.cache_dirs):
+            if name.exists():  # what is kept in memory for the next mount of this cache
+                for place in memory_dirs():
+                    (place / f"{name.read_text().strip()}.closed").unlink(missing_ok=True)
         if self._log is not None:
             self.keep_log()
             self._log.unlink(missing_ok=True)
