@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachefs.cache.system import DeviceKind, device_kind, filesystem_type
+from cachefs.failpoints import Point, reach
 
 SLOTS = 4096
 """Files that may be open for writing at a time and be noted here."""
@@ -64,6 +65,7 @@ class Closings:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
         try:
             os.ftruncate(fd, SLOTS * _ENTRY.size)
+            reach(Point.CLOSINGS_AFTER_ALLOCATE)
             self.table = mmap.mmap(fd, SLOTS * _ENTRY.size)
         finally:
             os.close(fd)
