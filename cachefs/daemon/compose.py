@@ -24,6 +24,7 @@ from cachefs.daemon.session import BucketReader, StoreSession
 from cachefs.daemon.storage import Storage
 from cachefs.daemon.tasks import MetaSync, Syncer
 from cachefs.daemon.tiering import ReadWarm, Tiering, read_nothing
+from cachefs.flush import copies
 from cachefs.flush.client import StoreClient
 from cachefs.flush.commits import Commits
 from cachefs.flush.flusher import Flusher
@@ -258,6 +259,9 @@ def compose(
     )
     rescuer = Rescuer(meta, queue, contents)
     contents.rescue = publisher.decay.rescue = rescuer.rescue
+    rescuer.take_copy = partial(
+        copies.take_lost, meta, queue, devices, publish_held=settings.flush.held == "publish"
+    )
     publisher.on_durable = metrics.histogram("cachefs_durable_lag_seconds").observe
     retries = metrics.counter("cachefs_upload_retries_total")
     flusher = Flusher(
@@ -339,6 +343,7 @@ def connect_spiller(spiller: Spiller, files: Files, lanes: LaneKeeper, metrics: 
     if spiller.active:
         files.shelter = spiller.shelter
         files.admission.move_away = spiller.move_open
+        files.must_move = spiller.must_flee
 
 
 def _complete(settings: Settings, meta: Meta) -> Complete:

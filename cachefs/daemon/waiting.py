@@ -19,6 +19,7 @@ from cachefs.daemon.services import Services
 from cachefs.daemon.trouble import Troubles
 from cachefs.meta.rows import EffectRow
 from cachefs.meta.summary import Summary
+from cachefs.model.states import GenState
 from cachefs.model.survival import Level
 from cachefs.observe.control import Progress
 from cachefs.observe.protocol import ControlError
@@ -106,6 +107,7 @@ class _Waiter:
         if self.waitlist.warm:
             self.waitlist.note_copied()
         self._refuse_stuck()
+        self._refuse_named_temporarily()
         self._refuse_held()
         return bool(self.waitlist.local or self.waitlist.warm)
 
@@ -133,6 +135,14 @@ class _Waiter:
         )
 
     def _refuse_held(self) -> None:
+        """What came to be held while it was waited for: part of it is lost."""
+        wanted = self.waitlist.effects.keys() - self.waitlist.local - self.waitlist.warm
+        for gen in self._services.meta.generations.in_states(GenState.HELD) if wanted else ():
+            for row in self._queue.of_gen(gen.gen):
+                if row.id in wanted:
+                    raise ControlError(f"{self._path(row)}: held: {gen.error}", exit_code=5)
+
+    def _refuse_named_temporarily(self) -> None:
         now = time.time_ns()
         for effect in self._troubles.held() & self.waitlist.effects.keys():
             row = self._queue.effects.get(effect)

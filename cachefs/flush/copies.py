@@ -1,6 +1,7 @@
-"""Second cache files, on a disk, of generations in RAM: which of the two counts after a restart.
+"""Second cache files, on a disk, of generations in RAM: which of the two counts.
 
-While the one in RAM is there, it does. When it is lost, with the machine or by somebody's hand, the
+Asked after a restart, and when RAM is lost while the mount goes on. While the file in RAM is there,
+it does. When it is lost, with the machine or by somebody's hand, the
 copy takes its place if it was ever whole: it holds what the last fsync promised. Whether anything
 was written after that is known (`synced`); if so, or if nobody can tell, it is held.
 """
@@ -36,6 +37,22 @@ def settle(
             _forget(meta, row)
         else:
             _take(meta, queue, devices, row, publish_held=publish_held)
+
+
+def take_lost(
+    meta: Meta,
+    queue: EffectQueue,
+    devices: Sequence[CacheDevice],
+    row: GenerationRow,
+    *,
+    publish_held: bool,
+) -> bool:
+    """The cache file of a closed generation is lost: go on with its copy, if it has a good one.
+    sqlite3.Error."""
+    if row.copy_size is None or not _is_whole(devices, row):
+        return False
+    _take(meta, queue, devices, row, publish_held=publish_held)
+    return True
 
 
 def _is_whole(devices: Sequence[CacheDevice], row: GenerationRow) -> bool:

@@ -20,7 +20,7 @@ from cachefs.errors import CacheError, CacheFileDamaged, CachefsError
 from cachefs.flush.client import StoreClient
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow
-from cachefs.model.states import DAMAGED
+from cachefs.model.states import DAMAGED, GenState
 from cachefs.store.base import FileRange
 
 log = structlog.get_logger("cachefs.flush")
@@ -71,6 +71,8 @@ class Decay:
         path = self._path_of(gen)
         if not os.path.lexists(path) and await self.rescue(gen.gen):
             gen = self._meta.generations.get(gen.gen) or gen
+            if gen.state == GenState.HELD:
+                raise CacheFileDamaged(gen.error or DAMAGED)
             path = self._path_of(gen)
         try:
             size = os.stat(path).st_size

@@ -84,7 +84,7 @@ class Contents(Endings):
         self,
         inode: InodeRow,
         parent: int,
-        link: Callable[[], None],
+        link: Callable[[], object],
         *,
         passthrough: bool,
     ) -> OpenInode:

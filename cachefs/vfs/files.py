@@ -66,6 +66,8 @@ class Files:
         self._used: dict[int, int] = {}
         self.shelter: Callable[[OpenInode], Awaitable[None]] = _nothing
         """Awaited with a file that is synced: its bytes are to be where a power cut leaves them."""
+        self.must_move: Callable[[OpenInode], bool] = lambda opened: False
+        """Whether the bytes of a closed file have to be saved to another device first."""
         self.before_rewrite: Callable[[OpenInode], Awaitable[None]] = _nothing
         """Awaited before bytes change that a snapshot has promised to the store."""
         self.is_log: Callable[[str], bool] = lambda path: False
@@ -93,15 +95,12 @@ class Files:
         opened = self._contents.create(
             row,
             parent,
-            lambda: self._link(parent, name, row),
+            lambda: self._namespace.link_new(parent, name, row),
             passthrough=self._lanes.wants(row.mode, flags) and not self.is_log(path),
         )
         opened.privileged = bool(row.mode & _PRIVILEGES)
         opened.unasked = not (opened.privileged or self.is_log(path))
         return self.table.add(opened, flags), row
-
-    def _link(self, parent: int, name: bytes, row: InodeRow) -> None:
-        self._namespace.link_new(parent, name, row)
 
     async def open(self, ino: int, flags: int) -> Handle:
         """Open an existing file. EISDIR, ELOOP, ENOENT, EIO and what the store says."""
@@ -370,6 +369,8 @@ class Files:
         if opened.orphaned:
             return
         try:
+            if self.must_move(opened):
+                raise OSError(errno.EIO, "its cache device has failed: it is saved first")
             self._seal(opened)
         except (OSError, sqlite3.Error) as error:
             # Nobody hears an error of release: the file counts as open until it works.
@@ -386,11 +387,10 @@ class Files:
 
     def retry_seals(self) -> None:
         """Record closed files that the database refused before. Raises as it does."""
-        while self._unsealed:
-            opened = self._unsealed[0]
+        for opened in [each for each in self._unsealed if not self.must_move(each)]:
             if not opened.orphaned and opened.writers == 1:
                 self._contents.seal(opened)
-            self._unsealed.pop(0)
+            self._unsealed.remove(opened)
             opened.handles, opened.writers = opened.handles - 1, opened.writers - 1
             if not opened.handles:
                 self.table.inodes.pop(opened.ino, None)

@@ -1,7 +1,8 @@
-"""Dirty cache files that are lost, and whose bytes are in another tier: they are had from there.
+"""Dirty cache files that are lost, and whose bytes are elsewhere: they are had from there.
 
-Done when somebody opens such a file, when its upload finds nothing to read, and once at the start
-for all that recovery missed.
+Of what was in RAM there may be a copy on a disk, made for an fsync or on its way there; of any file
+there may be one in another tier. Done when somebody opens such a file, when its upload finds
+nothing to read, and once at the start for all that recovery missed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from cachefs.vfs.contents import Contents
 log = structlog.get_logger("cachefs.vfs")
 
 _LOST = (GenState.SEALED, GenState.STALLED)
+_CLOSED = (*_LOST, GenState.UPLOADING, GenState.CONFLICTED, GenState.HELD)
 
 
 class Rescuer:
@@ -35,6 +37,8 @@ class Rescuer:
         self.find: Callable[[GenerationRow, str], Awaitable[bool]] = _nowhere
         """Brings the bytes of a generation into a file, on the disk; False: they are not to be
         had."""
+        self.take_copy: Callable[[GenerationRow], bool] = lambda row: False
+        """Goes on with the copy that a generation has on another device; False: it has none."""
 
     async def run(self) -> None:
         """Rescue what was found missing at the start."""
@@ -44,15 +48,30 @@ class Rescuer:
 
     def _is_there(self, row: GenerationRow) -> bool:
         device = self._contents.device(row)
-        return device.healthy and device.exists(row.file)
+        try:
+            return device.healthy and device.stat(row.file).st_size >= row.size
+        except OSError:
+            return False
 
     async def rescue(self, gen: int) -> bool:
         """Whether the cache file of a closed generation is there, again or still. OSError."""
         async with self._lock:
             row = self._meta.generations.get(gen)
-            if row is None or row.state not in _LOST or row.grows:
+            if row is None or row.state not in _CLOSED or row.grows:
                 return False
-            return self._is_there(row) or await self._rescue(row)
+            if self._is_there(row):
+                return True
+            if row.copy_size is not None and self.take_copy(row):
+                self._taken(gen)
+                return True
+            return row.state in _LOST and await self._rescue(row)
+
+    def _taken(self, gen: int) -> None:
+        """Its copy is its cache file now. What had been given up for lost is uploaded."""
+        row = self._meta.generations.get(gen)
+        if row is not None and row.state == GenState.STALLED:
+            self._regain(row)
+        self._queue.kick()
 
     async def _rescue(self, row: GenerationRow) -> bool:
         device = self._contents.place(row.size)
@@ -71,9 +90,8 @@ class Rescuer:
         if not found:
             device.remove(file)
             return False
-        row.device, row.file = device.index, file
-        with self._meta.transaction(Change.REGAIN):
-            self._regain(row)
+        row.device, row.file, row.synced = device.index, file, 0
+        self._regain(row)
         self._contents.on_account(device, device.allocated(file))
         log.info("a lost cache file was had from another tier", generation=row.gen)
         self._queue.kick()
@@ -94,11 +112,12 @@ class Rescuer:
         )
 
     def _regain(self, row: GenerationRow) -> None:
-        row.state, row.error, row.synced = GenState.SEALED, None, 0
-        self._meta.generations.save(row)
-        for effect in self._queue.of_gen(row.gen):
-            if effect.state == BLOCKED:
-                self._queue.set_state(effect, PENDING, None)
+        with self._meta.transaction(Change.REGAIN):
+            row.state, row.error = GenState.SEALED, None
+            self._meta.generations.save(row)
+            for effect in self._queue.of_gen(row.gen):
+                if effect.state == BLOCKED:
+                    self._queue.set_state(effect, PENDING, None)
 
 
 async def _nowhere(row: GenerationRow, path: str) -> bool:

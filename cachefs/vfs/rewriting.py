@@ -63,6 +63,8 @@ class Rewriter:
             if opened.writing:
                 return
             await self._contents.ensure(opened, 0, opened.size)
+            if not opened.device.healthy:  # Who reads it goes on; what is written would be lost.
+                raise OSError(errno.EIO, f"the cache device {opened.device.directory} has failed")
             gen = opened.gen
             if self._meta.generations.get(gen.gen) is None:
                 raise OSError(errno.EIO, "the generation is gone")

@@ -8,6 +8,9 @@
   writes only what has changed since.
 - A writer in the tracked lane for whom RAM has no room goes on on the other device: the file moves
   while it is open. In passthrough the kernel has the file: it stays until it is closed.
+- RAM that is lost while the mount goes on (emptied, unmounted) takes nothing with it that somebody
+  has open: the descriptor has it still. What is written in the tracked lane moves at once, what is
+  in passthrough when it is closed, which counts as done only then (`must_flee`).
 
 The copy has its row before it has its bytes, so a kill leaves nothing that nobody knows. It counts
 (`copy_size`) once it is on the disk. If RAM is lost, recovery takes it for the cache file; a file
@@ -114,6 +117,7 @@ class Spiller:
             await trio.sleep_forever()
         while True:
             event = self._queue.next_change()
+            await self.flee()
             await self.round()
             await trio.sleep(_PAUSE)
             with trio.move_on_after(_INTERVAL):
@@ -261,8 +265,10 @@ class Spiller:
 
     async def _move(self, opened: OpenInode) -> bool:
         row = self._meta.generations.get(opened.gen.gen)
-        if row is None or not await self._copy(row, patient=True):
-            return False
+        return row is not None and await self._copy(row, patient=True) and self._switch_open(opened)
+
+    def _switch_open(self, opened: OpenInode) -> bool:
+        """The copy is the cache file of an open file from now on."""
         row = self._meta.generations.get(opened.gen.gen)
         if row is None or row.copy_device is None or row.copy_file is None:
             return False
@@ -289,6 +295,47 @@ class Spiller:
         self._sweep()
         return True
 
+    # -- when RAM is lost -----------------------------------------------------------------------
+
+    def must_flee(self, opened: OpenInode) -> bool:
+        """Whether what a file holds is lost if its descriptor is closed now."""
+        lost = opened.device.index in self.volatile and not opened.device.healthy
+        return lost and self._placement.choose(0, outlives=Level.PROCESS) is not None
+
+    async def flee(self) -> None:
+        """Save what open files hold whose device is lost. sqlite3.Error."""
+        for opened in [each for each in self._table.inodes.values() if self.must_flee(each)]:
+            try:
+                await self._flee(opened)
+            except OSError as error:
+                log.warning("not saved from RAM", inode=opened.ino, reason=str(error))
+
+    async def _flee(self, opened: OpenInode) -> None:
+        if opened.writing and opened.lane is Lane.TRACKED:
+            await self.move_open(opened)
+        elif opened.writing and self._is_abandoned(opened):
+            await self._move_closed(opened)
+        elif not opened.writing:
+            row = self._meta.generations.get(opened.gen.gen)
+            unsafe = row is not None and row.state != GenState.DURABLE and not row.synced
+            if row is not None and unsafe and await self._copy(row, patient=False):
+                await self._note([row.gen])
+
+    def _is_abandoned(self, opened: OpenInode) -> bool:
+        """Whether all who had it open have closed it, and it is still to be sealed."""
+        return not self._table.handles_of(opened) and opened.ino not in self._table.lingering
+
+    async def _move_closed(self, opened: OpenInode) -> None:
+        async with opened.lock:
+            before = os.fstat(opened.fd)
+            row = self._meta.generations.get(opened.gen.gen)
+            if row is None or not await self._copy(row, patient=False):
+                return
+            now = os.fstat(opened.fd)
+            same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            if same and self._is_abandoned(opened):  # Nobody has opened and written it meanwhile.
+                self._switch_open(opened)
+
     # -- copies -------------------------------------------------------------------------------
 
     async def _copy(self, row: GenerationRow, *, patient: bool) -> bool:
@@ -306,8 +353,22 @@ class Spiller:
         row = self._meta.generations.get(gen)
         if row is None or row.device not in self.volatile:
             return row is not None
-        source = self._contents.device(row)
-        needed = source.allocated(row.file)
+        reader = self._source(row)
+        try:
+            return await self._copy_from(reader, row, patient=patient)
+        finally:
+            os.close(reader)
+
+    def _source(self, row: GenerationRow) -> int:
+        """A descriptor of the cache file. That of one that is gone with its device is the one under
+        which somebody has it open."""
+        opened = self._table.inodes.get(row.ino)
+        if opened is not None and opened.gen.gen == row.gen and not opened.device.healthy:
+            return os.dup(opened.fd)
+        return self._contents.device(row).open(row.file)
+
+    async def _copy_from(self, reader: int, row: GenerationRow, *, patient: bool) -> bool:
+        gen, needed = row.gen, os.fstat(reader).st_blocks * BLOCK_UNIT
         device = await self._target(row, needed)
         if device is None:
             return False
@@ -316,13 +377,13 @@ class Spiller:
             before = device.allocated(row.copy_file)
         wanted = max(0, needed - before)
         await self._admit(ledger, wanted, row.ino, patient=patient)
-        row = self._begin(gen, device)
+        begun = self._begin(gen, device)
         try:
-            if row is None or row.copy_file is None:
+            if begun is None or begun.copy_file is None:
                 return False
-            size = await trio.to_thread.run_sync(_bring, source, row.file, device, row.copy_file)
-            self._contents.on_account(device, device.allocated(row.copy_file) - before)
-            return self._finish(row, size)
+            size = await trio.to_thread.run_sync(_bring, reader, device, begun.copy_file)
+            self._contents.on_account(device, device.allocated(begun.copy_file) - before)
+            return self._finish(begun, size)
         except OSError:
             self._give_up(gen)
             raise
@@ -378,20 +439,16 @@ def _forgets(device: CacheDevice) -> bool:
     return device.survives <= Level.PROCESS
 
 
-def _bring(source: CacheDevice, file: int, device: CacheDevice, copy: int) -> int:
+def _bring(reader: int, device: CacheDevice, copy: int) -> int:
     """In a thread: make one cache file equal to another, on the disk; returns its size."""
-    reader = source.open(file)
+    writer = device.open(copy, os.O_RDWR)
     try:
-        writer = device.open(copy, os.O_RDWR)
-        try:
-            size = make_equal(reader, writer)
-            found = os.fstat(reader)
-            os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
-            os.fsync(writer)
-        finally:
-            os.close(writer)
+        size = make_equal(reader, writer)
+        found = os.fstat(reader)
+        os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.fsync(writer)
     finally:
-        os.close(reader)
+        os.close(writer)
     device.sync_dir(copy)
     reach(Point.COPY_AFTER_FSYNC)
     return size

@@ -40,7 +40,8 @@ async def sync_file(
     device, gen, sealed = opened.device, opened.gen, not opened.writing
     before = await trio.to_thread.run_sync(_sync_bytes, opened, device)
     reach(Point.FSYNC_AFTER_FILE)
-    await trio.to_thread.run_sync(device.sync_dir, gen.file)
+    if not device.in_memory:  # It may be lost, and `shelter` works all the same.
+        await trio.to_thread.run_sync(device.sync_dir, gen.file)
     reach(Point.FSYNC_AFTER_DIRECTORY)
     await shelter(opened)
     contents.save_open(opened)

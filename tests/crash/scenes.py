@@ -135,6 +135,12 @@ SCENES = [
          *saved("c"), ("flush",), *saved("d"), *saved("e"), ("begin_copy", "d"), ("lose_ram",)),
         (("read", "a"), ("read", "c"), ("flush",)),
     ), ram=True, forgiving=("d", "e")),
+    Scene("ram is lost while mounted", ((
+        *saved("a", 9000), ("open", "a", os.O_RDONLY), ("spill",), *saved("c", 9000, 5),
+        ("open", "c", os.O_RDONLY), ("create", "b"), ("write", "b", 0, 700, 1), ("fsync", "b"),
+        ARM, ("lose_ram",), ("notice",), ("flee",), ("close", "a"), ("close", "c"), ("read", "a"),
+        ("read", "c"), ("write", "b", 700, 50, 2), ("close", "b"), ("flee",), ("flush",),
+    ),), ram=True, forgiving=("b", "c")),
     Scene("held", (
         (*saved("s"), ("create", "a"), ("write", "a", 0, 700, 1), ("create", "b"),
          ("write", "b", 0, 9, 2), *saved("u"), ("open", "u"), ("unlink", "u")),

@@ -337,6 +337,14 @@ class Stage:
         """The machine's memory goes, and comes back empty."""
         shutil.rmtree(self.parts.storage.devices[0].directory)
 
+    async def do_notice(self) -> None:
+        """That the machine's memory has gone."""
+        self.parts.storage.devices[0].look()
+
+    async def do_flee(self) -> None:
+        await self.parts.spiller.flee()
+        self.parts.files.retry_seals()
+
     async def do_spill(self) -> None:
         await self.parts.spiller.round()
 
@@ -395,7 +403,7 @@ async def _ignore(values: Any, /) -> None:
     """Nobody asks how far it has come."""
 
 
-def _fail(source: CacheDevice, file: int, device: CacheDevice, copy: int) -> int:
+def _fail(reader: int, device: CacheDevice, copy: int) -> int:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 

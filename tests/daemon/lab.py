@@ -31,6 +31,7 @@ from cachefs.store.crc import ARITHMETIC, crc64_of
 from cachefs.store.directory import DirectoryStore
 from cachefs.vfs.attributes import ROOT
 from cachefs.vfs.namespace import Caller
+from tests.support import ramdevice
 
 MOUNTPOINT = "/mnt/ckpt"
 ME = Caller(os.getuid(), os.getgid())
@@ -245,13 +246,14 @@ def absolute(path: Any) -> Any:
 
 @asynccontextmanager
 async def lab(
-    tmp_path: Path, *options: str, flusher: bool = True, syncer: bool = False
+    tmp_path: Path, *options: str, flusher: bool = True, syncer: bool = False, ram: bool = False
 ) -> AsyncIterator[Lab]:
-    """A daemon that works while the block runs."""
-    store, cache = tmp_path / "store", tmp_path / "cache"
+    """A daemon that works while the block runs; `ram`: with a device in RAM before the disk (see
+    `ramdevice.pretended`)."""
+    store, dirs = tmp_path / "store", ramdevice.directories(tmp_path, ram=ram)
     store.mkdir()
     mine = ["cache.size=256MiB", "cache.meta_reserve=0", f"flush.settle={SETTLE}s", "node.id=n1"]
-    flags = {"store.url": store.as_uri(), "cache.dirs": [str(cache)]}
+    flags = {"store.url": store.as_uri(), "cache.dirs": [str(each) for each in dirs]}
     settings = config.load(None, [*mine, *options], flags=flags)
     storage = open_storage(settings)
     bucket = Bucket(store)
