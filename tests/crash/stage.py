@@ -415,6 +415,8 @@ async def live(life: dict[str, Any]) -> None:
     flags = {"store.url": (root / "store").as_uri(), "cache.dirs": [str(each) for each in dirs]}
     settings = config.load(None, [*OPTIONS, *life.get("options", ())], flags=flags)
     storage = open_storage(settings)
+    for device in storage.devices:
+        device.keep_closings([root / "run"])
     jobs, metrics = Jobs(root / "store"), Metrics()
     clients: list[Any] = []
 

@@ -95,6 +95,8 @@ async def _look(dirs: list[Path], store: Path, rebooted: bool) -> View:
     flags = {"store.url": store.as_uri(), "cache.dirs": [str(each) for each in dirs]}
     settings = config.load(None, OPTIONS, flags=flags)
     storage = open_storage(settings)
+    for device in storage.devices if not rebooted else ():
+        device.keep_closings([store.parent / "run"])
     jobs, metrics = Jobs(store), Metrics()
     client: list[Any] = []
 
