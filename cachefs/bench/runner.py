@@ -81,7 +81,7 @@ def started(count: int) -> Iterator[list[Rank]]:
 def _start() -> Rank:
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "cachefs.bench.rank", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "cachefs.bench.rank", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     return Rank(process, Connection(ours.detach()))
 

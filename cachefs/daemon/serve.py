@@ -253,7 +253,7 @@ class Server:
             lanes=lambda: _lanes_of(tap, reason),
             takeovers=lambda: tap.takeovers if tap is not None else 0,
             requests=lambda: _requests_of(tap),
-            degraded=lambda: parts.session.problem is not None or parts.client.is_unreachable,
+            degraded=lambda: parts.session.is_degraded,
             metrics_address=address,
             sync_meta=parts.sync_meta,
             on_names=parts.refresher.on_changed,
@@ -326,6 +326,7 @@ class Server:
             nursery.start_soon(tasks.keep_going, parts.flusher.sweep, make_room)
             nursery.start_soon(tasks.keep_going, parts.flusher.run, make_room)
             nursery.start_soon(tasks.keep_going, parts.refresher.run, make_room)
+            nursery.start_soon(tasks.keep_going, parts.session.keep_looking, make_room)
             nursery.start_soon(tasks.keep_going, parts.commits.run, make_room)
             nursery.start_soon(tasks.keep_going, parts.prefetcher.run, make_room)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 import trio
@@ -25,6 +26,9 @@ log = structlog.get_logger("cachefs.store")
 
 _ID_KEY = f"{RESERVED}id"
 _PROBE_TIMEOUT = 20.0
+_LOOK = 3.0
+"""Seconds between looks at a store that did not answer."""
+_NOT_ASKED = "not asked yet"
 
 
 class WrongStore(MountError):
@@ -39,10 +43,15 @@ class StoreSession:
         self._client = client
         self._settings = settings
         self.capabilities: Capabilities | None = None
-        self.problem: str | None = "not asked yet"
+        self.problem: str | None = _NOT_ASKED
         """Why the store cannot be used, None while it can."""
         self.usable = trio.Event()
         """Set once the store is known to be the right one."""
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the store was out of reach, or not usable, when it was last asked something."""
+        return self.problem not in (None, _NOT_ASKED) or self._client.is_unreachable
 
     @property
     def is_fresh(self) -> bool:
@@ -129,6 +138,15 @@ class StoreSession:
                     await self._client.recover(error)
             await trio.sleep(delay)
             delay = min(2 * delay, 10.0)
+
+    async def keep_looking(self) -> None:
+        """A store that did not answer is asked now and then, so that it is known to be back even if
+        nothing is to be done there."""
+        while True:
+            await trio.sleep(_LOOK)
+            if self._client.is_unreachable:
+                with suppress(StoreError):
+                    await self._client.call("head", key=_ID_KEY)
 
 
 class BucketReader:

@@ -122,7 +122,7 @@ class DemoMount:
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         """Its own session: Ctrl-C is for the demonstration, which then ends this in order."""
         return subprocess.Popen(
-            [sys.executable, "-m", "cachefs", *arguments],
+            [sys.executable, "-P", "-m", "cachefs", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

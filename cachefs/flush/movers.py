@@ -282,7 +282,7 @@ def _spawn(fd: int, threads: int) -> subprocess.Popen[bytes]:
     main = threading.current_thread() is threading.main_thread()
     return subprocess.Popen(
         [
-            sys.executable, "-m", "cachefs.flush.mover",
+            sys.executable, "-P", "-m", "cachefs.flush.mover",
             str(fd), str(threads), "die-with-parent" if main else "stay",
         ],
         pass_fds=[fd],

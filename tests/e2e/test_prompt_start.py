@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fsck.many import fill
-from tests.support.mounts import MountFactory
+from tests.support.mounts import MountFactory, poll
 
 FILES = 10_000
 PROMPT = 2.0
@@ -21,6 +21,20 @@ TICKS = os.sysconf("SC_CLK_TCK")
 def _processor_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def test_an_idle_mount_knows_when_its_store_is_back(
+    mounted: MountFactory, bucket: Any, link: Any
+) -> None:
+    """It is not called degraded before it has asked anything, nor after it has nothing to ask."""
+    mount = mounted(bucket, endpoint=link.endpoint, allow=(".",))
+    assert not mount.status()["degraded"]
+    link.cut()
+    (mount.path / "f").write_bytes(b"f")
+    poll(lambda: mount.status()["degraded"])
+    os.unlink(mount.path / "f")
+    link.mend()
+    poll(lambda: not mount.status()["degraded"])
 
 
 @pytest.mark.timeout(120)
