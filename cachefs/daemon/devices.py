@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 import trio
@@ -39,8 +39,8 @@ def lost_files(services: Services) -> Iterator[dict[str, str]]:
                 yield {"path": absolute(services, key), "error": why}
 
 
-async def watch(services: Services, on_failed: Callable[[], None]) -> None:
-    """Look at each device now and then; `on_failed` is called when one has failed."""
+async def watch(services: Services, on_failed: Callable[[], Awaitable[None]]) -> None:
+    """Look at each device now and then; `on_failed` is awaited when one has failed."""
     async with trio.open_nursery() as nursery:
         for device in services.devices:
             if device.healthy:
@@ -49,12 +49,11 @@ async def watch(services: Services, on_failed: Callable[[], None]) -> None:
 
 
 async def _watch_one(
-    services: Services, device: CacheDevice, on_failed: Callable[[], None]
+    services: Services, device: CacheDevice, on_failed: Callable[[], Awaitable[None]]
 ) -> None:
     while device.healthy:
         await trio.sleep(_INTERVAL)
         await trio.to_thread.run_sync(device.look, abandon_on_cancel=True)
-    on_failed()
     rows = services.meta.generations.only_on(device.index)
     paths = [each["path"] for each in lost_files(services)]
     log.error(
@@ -67,3 +66,4 @@ async def _watch_one(
     # It may give some of them all the same, while it lasts.
     queue = services.queue
     queue.hurry([effect.id for row in rows for effect in queue.of_gen(row.gen)])
+    await on_failed()

@@ -29,7 +29,7 @@ from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.vfs.attributes import ROOT
 from cachefs.vfs.namespace import Namespace
-from cachefs.vfs.smallfiles import SmallFiles
+from cachefs.vfs.smallfiles import SmallFiles, Spare
 
 log = structlog.get_logger("cachefs.fuse")
 
@@ -88,7 +88,7 @@ class NoSmallFiles:
     async def run(self) -> None:
         """There is nothing to do."""
 
-    def renew(self) -> None:
+    async def renew(self) -> None:
         """Nothing is kept ready."""
 
     def stop(self) -> None:
@@ -258,21 +258,23 @@ class SmallFileMaker(NoSmallFiles):
                 os.eventfd_write(self._wake, 1)
             else:
                 if idle.cancelled_caught and self._small.spares:
-                    self._give_up()
+                    await self.renew()
 
-    def _give_up(self) -> None:
+    def _give_up(self) -> list[Spare]:
         self._tap.small_withhold(self._withheld > 0, True)
         self._wanted = _FEW // 2
         self._granted.clear()
-        for fh in self._small.spares:
-            self._tap.drop_handle(fh)
-        self._small.discard()
+        given_up = self._small.give_up()
+        for spare in given_up:
+            self._tap.drop_handle(spare.fh)
+        return given_up
 
-    def renew(self) -> None:
-        """Give up spare files: the device that they are on may have failed."""
+    async def renew(self) -> None:
+        """Give up spare files: the device that they are on may have failed, or be slow."""
         try:
             self.gather()
-            self._give_up()
+            given_up = self._give_up()
+            await trio.to_thread.run_sync(self._small.remove, given_up, abandon_on_cancel=True)
         except (OSError, sqlite3.Error) as error:
             log.warning("spare files stay", reason=str(error))
 
@@ -281,7 +283,7 @@ class SmallFileMaker(NoSmallFiles):
         self._withheld += 1
         self._revoke()
         self.gather()
-        self._give_up()
+        self._small.remove(self._give_up())
 
 
 def _is_grantable(row: InodeRow) -> bool:

@@ -126,11 +126,19 @@ class SmallFiles:
         file, fh = self._contents.new_file_number(), self._files.table.number()
         return Spare(ino, gen, file, fh, device.create(file), device)
 
-    def discard(self) -> None:
-        """Give up all that are left. Only after a fold that took in all there was."""
-        while self.spares:
-            _, spare = self.spares.popitem()
+    def give_up(self) -> list[Spare]:
+        """All that are left, to be removed: they are spare files no longer. Only after a fold that
+        took in all there was."""
+        given_up = list(self.spares.values())
+        self.spares.clear()
+        for spare in given_up:
             self._ledgers[spare.device.index].settle(_PROMISE, 0)
+        return given_up
+
+    @staticmethod
+    def remove(given_up: Iterable[Spare]) -> None:
+        """Waits for the device, which may be the reason why they were given up. OSError."""
+        for spare in given_up:
             os.close(spare.fd)
             spare.device.remove(spare.file)
 

@@ -1,0 +1,73 @@
+"""The disk under the cache takes nothing for a while, as when a snapshot of it is made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_readonly_disk import Ext4
+from tests.support.actor import pattern
+from tests.support.client import Client
+from tests.support.mounts import MountFactory
+
+OPTIONS = {"cache.size": "64MiB", "cache.meta_reserve": "1MiB"}
+SPARE_TIME = 2.5
+"""Seconds after which a quiet mount has put away what it had kept ready."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path, after_mounts: ExitStack) -> Ext4:
+    made = Ext4(tmp_path)
+    after_mounts.callback(lambda: subprocess.run(["umount", "-l", made.top], check=True))
+    return made
+
+
+@contextmanager
+def frozen(disk: Ext4) -> Iterator[None]:
+    subprocess.run(["fsfreeze", "--freeze", disk.top], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", disk.top], check=True)
+
+
+def _look(top: str) -> list[Any]:
+    with open(f"{top}/f0", "rb") as file:
+        return [os.stat(f"{top}/f1").st_size, sorted(os.listdir(top)), file.read()]
+
+
+def test_looking_goes_on(mounted: MountFactory, dir_store: Any, disk: Ext4, client: Client) -> None:
+    """Names, sizes, bytes that are in memory, and status; a passthrough writer holds nobody up."""
+    mount = mounted(dir_store, cache_dirs=[disk.top / "cache"], options=OPTIONS)
+    names = sorted(f"f{number}" for number in range(20))
+    for name in names:
+        (mount.path / name).write_bytes(b"x" * 5000)
+    mount.wait()
+    actor = client.actor(mount.path)
+    if mount.lane == "passthrough":
+        actor("open", 0, "written", "WRONLY|CREAT")
+        actor("write", 0, 1, 100_000)
+        names = sorted([*names, "written"])
+    with frozen(disk):
+        if mount.lane == "passthrough":
+            actor.send("write", 0, 2, 100_000)
+        time.sleep(SPARE_TIME)
+        for _ in range(2):
+            assert client.run(_look, mount.path, timeout=10) == [5000, names, b"x" * 5000]
+            assert mount.status()["dirty_files"] == (mount.lane == "passthrough")
+            time.sleep(0.5)
+    if mount.lane == "passthrough":
+        assert actor.receive() == {"ok": 100_000}
+        actor("close", 0)
+        mount.wait()
+        assert dir_store.get("written") == pattern(1, 100_000) + pattern(2, 100_000)
+    (mount.path / "late").write_bytes(b"after all")
+    mount.wait()
+    assert dir_store.get("late") == b"after all"
