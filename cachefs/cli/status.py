@@ -128,11 +128,15 @@ def _lane(lanes: Mapping[str, Any]) -> str:
     return f"{name} ({reason})" if reason else name
 
 
-def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield "cache", _filled(cache)
     if cache.get("waiting_writers"):
         waiting = output.count(cache["waiting_writers"], "writer")
         yield "", f"{waiting} waiting for room: what is here is not in the store yet, or in use"
+    coming = cache.get("next_checkpoint")
+    if coming and not coming["fits"]:
+        size, room = output.size(coming["expected_bytes"]), output.size(coming["room_bytes"])
+        yield "", Text(f"the next checkpoint ({size}) will not fit: room for {room}", "bold red")
     for device in cache["devices"]:
         path = output.printable(device["path"])
         text = f"{path}: {device['kind']}, {_filled(device)}, survives {device['survives']}"

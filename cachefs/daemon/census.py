@@ -85,7 +85,7 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
     """The gauges of the metrics."""
     services.files.note_changes()
     census = take(services)
-    restraint = services.restraint
+    restraint, forecast = services.restraint, services.forecast
     return Snapshot(
         dirty_bytes=census.bytes,
         dirty_files=census.files,
@@ -103,6 +103,10 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
         cache_healthy={
             str(each.device.directory): int(each.device.healthy) for each in services.ledgers
         },
+        waiting_writers=services.files.admission.waiting,
+        next_checkpoint_bytes=forecast.nbytes if forecast else 0,
+        next_checkpoint_room_bytes=forecast.room if forecast else 0,
+        next_checkpoint_fits=forecast is None or forecast.fits,
         takeovers_total=services.takeovers(),
         warm_usable=services.tiering is not None and services.tiering.tier.trouble is None,
         degraded=services.degraded(),

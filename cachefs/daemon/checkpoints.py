@@ -166,6 +166,7 @@ class CheckpointIndex:
             "durable": not (writing or pending or shrinking or lacking) and bool(members),
             "files": len(members),
             "bytes": sum(each[3] for each in members),
+            "changed_ns": max((each[4] for each in members), default=0),
             "superseded": bool(lacking),
             "survives": str(Level.PROCESS if writing else self._survives([*pending, *lacking])),
         }

@@ -25,6 +25,7 @@ from cachefs.daemon import devices, selfreport, tasks
 from cachefs.daemon.arguments import CLEAN, FAILED, REMAINS, UPGRADE, Arguments
 from cachefs.daemon.compose import Parts, compose
 from cachefs.daemon.fetching import fetcher
+from cachefs.daemon.foresight import Foresight
 from cachefs.daemon.handlers import (
     Remaining,
     drain,
@@ -287,6 +288,7 @@ class Server:
             parts.spiller.run,
             parts.rescuer.run,
             parts.hot.run,
+            Foresight(services).run,
             parts.leaving.run,
             parts.snapshots.run,
             parts.publisher.decay.run,

@@ -16,6 +16,7 @@ from cachefs.flush.flusher import Flusher
 from cachefs.flush.pressure import Restraint
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
+from cachefs.model.foresight import Forecast
 from cachefs.observe.metrics import Metrics
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.eviction import Eviction
@@ -91,6 +92,8 @@ class Services:
     """Requests per second that the pacer allows now, for the metrics."""
     on_names: Callable[[int, Sequence[bytes]], Awaitable[None]] = nobody_told
     """Awaited with a directory and names in it that lead elsewhere than the kernel thinks."""
+    forecast: Forecast | None = None
+    """What is known of the next checkpoint."""
     tiering: Tiering | None = None
     """The warm tier, if there is one."""
     restraint: Restraint | None = None

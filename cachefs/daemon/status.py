@@ -89,10 +89,17 @@ class StatusReport:
         ]
         return {
             "waiting_writers": self._services.files.admission.waiting,
+            "next_checkpoint": self._next_checkpoint(),
             "used_bytes": sum(ledger.used for ledger in self._services.ledgers),
             "size_bytes": sum(ledger.limit for ledger in self._services.ledgers),
             "devices": told,
         }
+
+    def _next_checkpoint(self) -> dict[str, Any] | None:
+        found = self._services.forecast
+        if found is None:
+            return None
+        return {"expected_bytes": found.nbytes, "room_bytes": found.room, "fits": found.fits}
 
     def _effects(self) -> list[dict[str, Any]]:
         """The first in line, those in trouble before all others."""

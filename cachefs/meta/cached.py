@@ -21,15 +21,18 @@ class CachedRow:
     """When it was closed here, or begun."""
     was_fetched: bool
     """It came from the store."""
+    is_durable: bool
+    """The store has it."""
 
 
 def cached_files(db: Database, dentries: Dentries) -> Iterator[CachedRow]:
     """Every name with content in the cache."""
     rows = db.all(
         "SELECT d.id,d.parent,d.name,g.gen,g.size,coalesce(g.sealed_ns,g.created_ns),"
-        "g.sealed_ns IS NULL AND g.state='durable' FROM generation g"
+        "g.sealed_ns IS NULL,g.state='durable' FROM generation g"
         " JOIN inode i ON i.gen=g.gen JOIN dentry d ON d.ino=i.ino"
     )
-    for dentry, parent, name, gen, size, changed_ns, was_fetched in rows:
+    for dentry, parent, name, gen, size, changed_ns, never_closed, is_durable in rows:
         path = dentries.path(parent, name).decode()
-        yield CachedRow(dentry, path, gen, size, changed_ns, bool(was_fetched))
+        was_fetched = bool(never_closed and is_durable)
+        yield CachedRow(dentry, path, gen, size, changed_ns, was_fetched, bool(is_durable))

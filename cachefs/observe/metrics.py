@@ -165,6 +165,23 @@ TABLE: tuple[Spec, ...] = (
         "counter",
         "Passthrough writers that outgrew what was reserved for them.",
     ),
+    Spec("cachefs_waiting_writers", "gauge", "Writers that wait for room in the cache."),
+    Spec(
+        "cachefs_next_checkpoint_bytes",
+        "gauge",
+        "Size of the next checkpoint, as the last ones were; 0: there was none yet.",
+    ),
+    Spec(
+        "cachefs_next_checkpoint_room_bytes",
+        "gauge",
+        "Bytes that can be written now without waiting for uploads; 0 before the first checkpoint.",
+    ),
+    Spec(
+        "cachefs_next_checkpoint_fits",
+        "gauge",
+        "0 when the next checkpoint will not fit: it is larger than the cache, or what is still to"
+        " be uploaded when half of the time until then is over leaves it no room.",
+    ),
     Spec("cachefs_evicted_bytes_total", "counter", "Bytes of durable data freed for new data."),
     Spec("cachefs_spilled_bytes_total", "counter", "Bytes moved from a cache device in RAM."),
     Spec("cachefs_warm_bytes_total", "counter", "Bytes copied to the warm tier."),
@@ -200,6 +217,10 @@ class Snapshot:
     """Device path -> bytes."""
     cache_size_bytes: Mapping[str, int] = field(default_factory=dict)
     cache_healthy: Mapping[str, int] = field(default_factory=dict)
+    waiting_writers: int = 0
+    next_checkpoint_bytes: int = 0
+    next_checkpoint_room_bytes: int = 0
+    next_checkpoint_fits: bool = True
     takeovers_total: int = 0
     warm_usable: bool = False
     degraded: bool = False
