@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -143,30 +142,21 @@ def _attend(link: socket.socket) -> None:
 
 def _become(told: dict[str, Any], fds: Sequence[int]) -> None:
     """Be the command. Does not return."""
-    code = 1
-    try:
+
+    def main() -> int:
         os.setsid()
         for number, fd in enumerate(fds, start=1):
             os.dup2(fd, number)
             os.close(fd)
-        os.environ.clear()
-        os.environ.update(told["env"])
-        time.tzset()
+        forking.take_environment(told["env"])
         sys.argv = ["cachefs", *told["words"]]
-        from cachefs.cli import main
+        from cachefs.cli import main as command
 
         if os.environ.get("CACHEFS_TEST_STARTS") != "real":
             forking.install()
-        code = main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        return command()
+
+    forking.end_as(main)
 
 
 if __name__ == "__main__":

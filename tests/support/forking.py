@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 PADDING = "-" * 4096
 """A last argument for the process that forks: room for the longest command line of a child."""
@@ -167,8 +167,8 @@ def _become(
     pass_fds: Collection[int],
 ) -> None:
     """Be the process. Does not return."""
-    code = 1
-    try:
+
+    def main() -> int:
         _forget_signals()
         for number, fd in enumerate(standard):
             if fd >= 0:
@@ -177,12 +177,26 @@ def _become(
         if cwd is not None:
             os.chdir(cwd)
         if env is not None:
-            os.environ.clear()
-            os.environ.update(env)
-            time.tzset()
+            take_environment(env)
         _show_as(args)
         sys.argv = [module, *args[args.index(module) + 1 :]]
-        code = _MAINS[module]()
+        return _MAINS[module]()
+
+    end_as(main)
+
+
+def take_environment(env: Mapping[str, str]) -> None:
+    """Instead of the parent's."""
+    os.environ.clear()
+    os.environ.update(env)
+    time.tzset()
+
+
+def end_as(main: Callable[[], int]) -> NoReturn:
+    """Run it in a process that was forked, and end that as the interpreter would."""
+    code = 1
+    try:
+        code = main()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except BaseException:
