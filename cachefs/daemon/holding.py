@@ -14,6 +14,7 @@ import trio
 from cachefs.daemon.paths import Spot, absolute, locate
 from cachefs.daemon.services import Services
 from cachefs.errors import StoreError, UsageError
+from cachefs.meta.rows import GenerationRow
 from cachefs.meta.summary import Summary
 from cachefs.model.extents import ExtentSet
 from cachefs.observe.control import Progress
@@ -74,17 +75,34 @@ class Holding:
         began = trio.current_time()
         files = freed = 0
         kept: Counter[str] = Counter()
-        for spot in await self._spots(args):
-            for ino in self._files(spot):
-                gen = self._meta.generations.current(ino)
-                reason = self._services.eviction.keeps(gen) if gen is not None else None
-                if gen is not None and reason is None:
-                    freed += await self._services.eviction.evict(gen.gen)
-                    files += 1
-                elif reason is not None:
-                    kept[reason] += 1
-                await trio.lowlevel.checkpoint()
+        spots = await self._spots(args)
+        cached = [each for spot in spots for each in await self._cached(spot)]
+        left, tell_at = sum(each.size for each in cached), began
+        whole = left
+        for count, row in enumerate(cached):
+            if trio.current_time() >= tell_at:
+                await progress(_progress(len(cached), len(cached) - count, whole, left))
+                tell_at = trio.current_time() + _TICK
+            now = self._meta.generations.get(row.gen)
+            reason = self._services.eviction.keeps(now) if now is not None else "gone"
+            if reason is None:
+                freed += await self._services.eviction.evict(row.gen)
+                files += 1
+            elif now is not None:
+                kept[reason] += 1
+            left -= row.size
+            await trio.lowlevel.checkpoint()
         return _result(args["paths"], files, freed, began, kept=dict(kept))
+
+    async def _cached(self, spot: Spot) -> list[GenerationRow]:
+        """What is in the cache of the files at a path."""
+        found = []
+        for ino in self._files(spot):
+            gen = self._meta.generations.current(ino)
+            if gen is not None:
+                found.append(gen)
+            await trio.lowlevel.checkpoint()
+        return found
 
     # -- fetching -----------------------------------------------------------------------------
 
@@ -155,14 +173,7 @@ class Holding:
             whole = sum(left.values())
             while True:
                 now = {ino: self._left(ino, lacks) for ino, lacks in left.items()}
-                await progress(
-                    {
-                        "files_total": len(lacking),
-                        "files_left": len(now),
-                        "bytes_total": whole,
-                        "bytes_left": sum(now.values()),
-                    }
-                )
+                await progress(_progress(len(lacking), len(now), whole, sum(now.values())))
                 await trio.sleep(_TICK)
 
         async with trio.open_nursery() as reporting:
@@ -191,6 +202,15 @@ class Holding:
         if not isinstance(paths, list) or not paths:
             raise UsageError("malformed request: `paths` must be a list of paths")
         return [await locate(self._services, path) for path in paths]
+
+
+def _progress(files: int, files_left: int, nbytes: int, bytes_left: int) -> dict[str, int]:
+    return {
+        "files_total": files,
+        "files_left": files_left,
+        "bytes_total": nbytes,
+        "bytes_left": bytes_left,
+    }
 
 
 def _result(
