@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import time
 from typing import Any
@@ -178,6 +179,43 @@ def test_two_mounts_of_one_bucket(mounted: MountFactory, bucket: Any) -> None:
     one.wait()
     _shows(other, "", ["run"])
     assert bucket.keys() == ["run/c"]
+
+
+def read_all(folder: str, digests: dict[str, str]) -> list[str]:
+    """Several readers at once; names of the files that are not what they should be."""
+    import hashlib
+    from concurrent.futures import ThreadPoolExecutor
+
+    def differs(name: str) -> bool:
+        with open(f"{folder}/{name}", "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest() != digests[name]
+
+    with ThreadPoolExecutor(4) as pool:
+        return [
+            name for name, wrong in zip(digests, pool.map(differs, digests), strict=True) if wrong
+        ]
+
+
+@pytest.mark.timeout(90)
+def test_several_nodes_restore_one_checkpoint_at_once(
+    mounted: MountFactory, bucket: Any, client: Client
+) -> None:
+    """While one of them saves the next one. Each fetches it once, whoever reads."""
+    bodies = {f"{n}.safetensors": os.urandom(3 * MIB + n) for n in range(8)}
+    for name, body in bodies.items():
+        bucket.put(f"step-1/{name}", body)
+    digests = {name: hashlib.sha256(body).hexdigest() for name, body in bodies.items()}
+    nodes = [mounted(bucket, options={**SHARED, "node.id": f"n{n}"}) for n in range(3)]
+    readers = [client.start(read_all, mount.path / "step-1", digests) for mount in nodes]
+    (nodes[0].path / "step-2").mkdir()
+    for name, body in bodies.items():
+        (nodes[0].path / "step-2" / name).write_bytes(body)
+    assert [each.result(60) for each in readers] == [[], [], []]
+    whole = sum(map(len, bodies.values()))
+    assert [mount.metric("cachefs_download_bytes_total") for mount in nodes] == [whole] * 3
+    nodes[0].wait()
+    _shows(nodes[2], "step-2", sorted(bodies))
+    assert client.run(read_all, nodes[2].path / "step-2", digests) == []
 
 
 def test_a_store_that_is_away_empties_nothing(
