@@ -101,7 +101,8 @@ class Load:
 
     def _weights(self) -> tuple[list[str], list[int]]:
         if self.light:
-            kinds = {"create": 3, "write": 5, "close": 3, "rename": 1, "unlink": 1, "truncating": 1}
+            kinds = {"create": 3, "write": 5, "close": 3, "rename": 1, "unlink": 1, "truncating": 1,
+                     "truncate": 1}  # fmt: skip
         else:
             kinds = {
                 "create": 6, "open": 6, "truncating": 4, "write": 25, "stream": 8, "read": 10,

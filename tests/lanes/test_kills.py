@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import sqlite3
 import subprocess
 import sys
@@ -18,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from tests.lanes.aiming import KINDS, Aim
 from tests.support.actor import pattern
 from tests.support.client import Client
-from tests.support.mounts import Mount, MountFactory, poll
+from tests.support.mounts import Mount, MountFactory, ended, poll
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +49,10 @@ class Loads:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
             self.running.append(subprocess.Popen(words, text=True, **pipes))  # type: ignore[call-overload]
 
+    @property
+    def pids(self) -> list[int]:
+        return [each.pid for each in self.running]
+
     def results(self) -> list[Result]:
         """Let each come to its end; what it has to tell."""
         for each in self.running:
@@ -75,19 +79,41 @@ def loads(ram_dir: Path) -> Iterator[Loads]:
 # ---- killing ------------------------------------------------------------------------------------
 
 
-def kill_many(mount: Mount, kills: int, rng: random.Random, longest: float) -> list[float]:
-    """Kill at random instants, now and then before the new daemon is ready; returns when."""
-    times = []
-    for _ in range(kills):
-        time.sleep(rng.uniform(0.0, longest))
-        times.append(time.monotonic())
-        old = mount.kill_daemon()
+@dataclass(slots=True)
+class Kills:
+    """Those of one run: when they were, and request -> how many of them found it in flight."""
+
+    times: list[float] = field(default_factory=list)
+    hit: Counter[str] = field(default_factory=Counter)
+
+
+def kill_many(
+    mount: Mount, programs: list[int], kills: int, rng: random.Random, longest: float
+) -> Kills:
+    """Kill at random instants, now and then before the new daemon is ready; in the end while such
+    requests are in flight as no kill has hit before."""
+    done, aim = Kills(), Aim(mount, programs, rng)
+    for number in range(kills):
+        missing = [kind for kind in KINDS if not done.hit[kind]]
+        if kills - number <= len(missing):
+            aim.wait_for(rng.choice(missing))
+        else:
+            time.sleep(rng.uniform(0.0, longest))
+        _kill(mount, aim, done)
         if rng.random() < 0.15:
+            old = mount.daemon_pid
             poll(lambda old=old: _reread(mount) != old, what="the start of a new daemon")
         else:
-            mount.took_over(old)
+            mount.took_over(mount.daemon_pid)
     mount.took_over(0)
-    return times
+    return done
+
+
+def _kill(mount: Mount, aim: Aim, done: Kills) -> None:
+    mount.keep_log()
+    done.times.append(time.monotonic())
+    done.hit.update(aim.kill())
+    assert ended([mount.daemon_pid], 10)
 
 
 def _reread(mount: Mount) -> int:
@@ -95,16 +121,9 @@ def _reread(mount: Mount) -> int:
     return mount.daemon_pid
 
 
-def in_flight(log: str) -> Counter[str]:
-    """Request -> takeovers that found it unanswered."""
-    found: Counter[str] = Counter()
-    for line in re.findall(r'event="took over".*?inflight="?([A-Z0-9_: ]*)', log):
-        found.update({each.partition(":")[0] for each in line.split()})
-    return found
-
-
-def report(mount: Mount, results: list[Result], times: list[float]) -> None:
+def report(results: list[Result], kills: Kills) -> None:
     """For people: what was hit, and how long anybody waited."""
+    times = kills.times
     spanning = Counter(
         kind
         for when in times
@@ -113,7 +132,7 @@ def report(mount: Mount, results: list[Result], times: list[float]) -> None:
         }
     )
     print(f"{len(times)} kills, {sum(told['steps'] for told in results)} steps")
-    print("requests that kills hit:", dict(in_flight(mount.log)))
+    print("requests that kills hit:", dict(kills.hit))
     print("calls that kills hit:", dict(spanning))
     longest = max((seconds, kind) for told in results for kind, seconds in told["longest"].items())
     print(f"longest stall: {longest[0]:.3f} s in {longest[1]}")
@@ -186,9 +205,11 @@ def _under_fire(mount: Mount, loads: Loads, store: Any, kills: int, *, light: bo
     loads.start(mount.path, seed=seed, light=light)
     time.sleep(0.5)
     try:
-        times = kill_many(mount, kills, random.Random(seed), longest=0.6 if light else 1.5)
+        longest = 0.6 if light else 1.5
+        done = kill_many(mount, loads.pids, kills, random.Random(seed), longest)
         results = loads.results()
-        report(mount, results, times)
+        report(results, done)
+        assert {kind for kind in KINDS if done.hit[kind]} == set(KINDS)
         print(f"{time.monotonic() - begun:.0f} s")
         assert mount.status()["takeovers"] >= kills / 2
         check(mount, loads.local, store, results)
