@@ -73,7 +73,6 @@ class SpaceLedger:
         self.limit = limit
         self._marks = Watermarks(limit, high, low)
         self.used = 0
-        self.dirty = 0
         self.promised = 0
         self.reserved = 0
         self.overruns_total = 0
@@ -119,14 +118,6 @@ class SpaceLedger:
         return min(self.limit, self.used + self.free)
 
     @property
-    def evictable(self) -> int:
-        """Bytes that are not dirty.
-
-        Pins and open handles may still forbid evicting some of them.
-        """
-        return max(0, self.used - self.dirty)
-
-    @property
     def above_high(self) -> bool:
         """Whether eviction is due."""
         return self.used + self.promised > self.watermarks.high_bytes
@@ -165,12 +156,6 @@ class SpaceLedger:
         self._changes += 1
         self._free += nbytes
         self.announce_room()
-
-    def mark_dirty(self, nbytes: int) -> None:
-        """So many bytes more must not be evicted; negative when they became durable."""
-        self.dirty = max(0, self.dirty + nbytes)
-        if nbytes < 0:
-            self.announce_room()
 
     def announce_room(self) -> None:
         """Wake everybody who waits for room, to look again."""
@@ -236,7 +221,7 @@ class SpaceLedger:
 
     async def admit_after_eviction(self, nbytes: int) -> bool:
         """As `try_admit`, once the reaper has evicted what it can."""
-        if self.evictable:
+        if self.used:
             self.pressure.set()
             with trio.move_on_after(_EVICTION_PATIENCE):
                 await self.looked.wait()

@@ -191,6 +191,7 @@ def compose(
         meta, queue, remote, prefix_bytes=len(prefix.encode()), uid=owner[0], gid=owner[1]
     )
     table = OpenTable()
+    space = Space(meta, ledgers, table)
     files = Files(
         meta,
         namespace,
@@ -302,7 +303,7 @@ def compose(
         namespace=namespace,
         files=files,
         inspector=inspector,
-        space=Space(meta, ledgers),
+        space=space,
         publisher=publisher,
         flusher=flusher,
         recovery=recovery,
@@ -318,7 +319,7 @@ def compose(
         leaving=leaving,
         announce=announce,
         commits=commits,
-        prefetcher=_prefetcher(settings, meta, files, contents, ledgers),
+        prefetcher=_prefetcher(settings, meta, files, contents, space),
         refresher=_refresher(settings, meta, queue, table, namespace, remote, metrics),
         small=small,
         spiller=spiller,
@@ -358,13 +359,13 @@ def _complete(settings: Settings, meta: Meta) -> Complete:
 
 
 def _prefetcher(
-    settings: Settings, meta: Meta, files: Files, contents: Contents, ledgers: list[SpaceLedger]
+    settings: Settings, meta: Meta, files: Files, contents: Contents, space: Space
 ) -> Prefetcher:
     patterns = settings.checkpoint.patterns
 
     def room() -> int:
         """What can be had without pushing out anything that is in use."""
-        return sum(ledger.headroom() + ledger.evictable for ledger in ledgers) // 2
+        return space.room() // 2
 
     return Prefetcher(
         meta,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.meta import Meta
+from cachefs.vfs.opened import OpenTable
 
 _BLOCK = 4096
 _FILES_FREE = 1 << 30
@@ -31,12 +32,20 @@ class Space:
     as free what is durable and can be evicted.
     """
 
-    def __init__(self, meta: Meta, ledgers: Sequence[SpaceLedger]) -> None:
+    def __init__(self, meta: Meta, ledgers: Sequence[SpaceLedger], table: OpenTable) -> None:
         self._meta = meta
         self._ledgers = ledgers
+        self._table = table
+
+    def room(self) -> int:
+        """Bytes that can be written or fetched before somebody has to wait for the store: what is
+        free, and what is durable. Pins may still forbid evicting some of it."""
+        used = sum(ledger.used for ledger in self._ledgers)
+        dirty = self._meta.generations.pending_totals()[1]
+        dirty += sum(each.accounted for each in self._table.inodes.values() if each.writing)
+        return sum(ledger.headroom() for ledger in self._ledgers) + max(0, used - dirty)
 
     def usage(self) -> Usage:
         """The present state, cheap enough for every call."""
         size = sum(ledger.capacity for ledger in self._ledgers)
-        free = sum(ledger.headroom() + ledger.evictable for ledger in self._ledgers)
-        return Usage(_BLOCK, size, min(free, size), self._meta.inodes.count(), _FILES_FREE)
+        return Usage(_BLOCK, size, min(self.room(), size), self._meta.inodes.count(), _FILES_FREE)

@@ -72,14 +72,6 @@ def test_used_never_falls_below_nothing(ledger: SpaceLedger) -> None:
     assert ledger.used == 0
 
 
-def test_dirty_bytes_are_not_evictable(ledger: SpaceLedger) -> None:
-    ledger.charge(50)
-    ledger.mark_dirty(30)
-    assert ledger.evictable == 20
-    ledger.mark_dirty(-30)
-    assert ledger.evictable == 50
-
-
 def test_passing_the_high_watermark_calls_the_reaper(ledger: SpaceLedger) -> None:
     ledger.charge(89)
     assert not ledger.pressure.is_set()

@@ -171,7 +171,6 @@ def test_who_may_not_wait_for_the_store_gets_what_can_be_evicted(source: Source)
     async def main() -> None:
         ledger = source.ledger
         ledger.charge(70)
-        ledger.mark_dirty(70)
         source.add(7, 30, 1)
         async with running(Reaper([ledger], source, interval=1000)):
             assert await ledger.admit_after_eviction(25)
