@@ -123,6 +123,11 @@ class SpaceLedger:
         return self.used + self.promised > self.watermarks.high_bytes
 
     @property
+    def is_tight(self) -> bool:
+        """Whether each write is to be counted at once: there is not room for many that are not."""
+        return self.headroom() < self.limit // 4
+
+    @property
     def watermarks(self) -> Watermarks:
         """High and low watermark of the present capacity."""
         capacity = self.capacity

@@ -16,6 +16,7 @@ from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.placement import Placement
 from cachefs.config import Settings
 from cachefs.daemon.census import open_keys
+from cachefs.daemon.counting import damage_reporter, store_observer, write_observer
 from cachefs.daemon.fetching import checksums
 from cachefs.daemon.keeping import HotTier
 from cachefs.daemon.resolving import Resolver
@@ -28,6 +29,7 @@ from cachefs.flush import copies
 from cachefs.flush.client import StoreClient
 from cachefs.flush.commits import Commits
 from cachefs.flush.flusher import Flusher
+from cachefs.flush.hidden import HiddenSpans
 from cachefs.flush.movers import MoverPool
 from cachefs.flush.pacing import Pacing
 from cachefs.flush.pressure import Restraint
@@ -52,7 +54,8 @@ from cachefs.vfs.files import Files
 from cachefs.vfs.lanes import LaneKeeper, TrackedOnly
 from cachefs.vfs.leaving import Leaving
 from cachefs.vfs.namespace import Namespace
-from cachefs.vfs.opened import Lane, OpenInode, OpenTable
+from cachefs.vfs.offloading import Offloader
+from cachefs.vfs.opened import OpenInode, OpenTable
 from cachefs.vfs.plausible import PlausibleReader
 from cachefs.vfs.prefetch import Prefetcher
 from cachefs.vfs.refreshing import Refresher
@@ -64,6 +67,7 @@ from cachefs.vfs.smallfiles import SmallFiles
 from cachefs.vfs.snapshots import Snapshots
 from cachefs.vfs.space import Space
 from cachefs.vfs.spilling import Spiller
+from cachefs.vfs.streaming import Streams
 from cachefs.vfs.texts import text_of
 from cachefs.vfs.trimming import Trimmer
 from cachefs.vfs.virtual import Inspector
@@ -115,6 +119,9 @@ class Parts:
     small: SmallFiles
     spiller: Spiller
     rescuer: Rescuer
+    hidden: HiddenSpans
+    streams: Streams
+    offloader: Offloader
 
 
 def compose(
@@ -145,7 +152,7 @@ def compose(
         concurrency=settings.flush.concurrency,
     )
     prefix = prefix_of(settings.store.url)
-    client = StoreClient(pool, pacing, prefix, observe=_store_observer(metrics))
+    client = StoreClient(pool, pacing, prefix, observe=store_observer(metrics))
     session = StoreSession(meta, client, settings)
     owner = (settings.mount.uid, settings.mount.gid)
     remote = RemoteView(
@@ -184,7 +191,7 @@ def compose(
     contents.on_account = _accountant(ledgers)
     contents.checksum = lambda path, size: client.checksum(FileRange(path, 0, size))
     contents.fetched = checksums(client)
-    contents.on_damaged = _damage_reporter(metrics)
+    contents.on_damaged = damage_reporter(metrics)
     leaving = Leaving(sync_meta, contents.remove, lasting=lasting)
     contents.leave = leaving.add
     namespace = Namespace(
@@ -192,6 +199,10 @@ def compose(
     )
     table = OpenTable()
     space = Space(meta, ledgers, table)
+    admission = _admission(settings, meta, ledgers, tap)
+    hidden = HiddenSpans(meta, client, settings.node.id)
+    streams = Streams(meta, table, contents, lanes, ledgers, admission, hidden, sync_meta=sync_meta)
+    contents.stream_of = streams.of
     files = Files(
         meta,
         namespace,
@@ -200,7 +211,8 @@ def compose(
         lanes,
         table,
         ledgers,
-        admission=_admission(settings, meta, ledgers, tap),
+        admission=admission,
+        streams=streams,
         sync_meta=sync_meta,
     )
     journal = storage.home.meta_dir / "journal"
@@ -212,7 +224,7 @@ def compose(
         contents,
         placement,
         ledgers,
-        files.admission,
+        admission,
         sync_meta=sync_meta,
         lasting=lasting,
     )
@@ -230,7 +242,7 @@ def compose(
         files.kills_privileges = tap.kills_privileges
     files.is_log = lambda path: is_unordered(rules, path)
     files.before_rewrite = snapshots.spoil
-    files.on_written = _write_observer(metrics)
+    files.on_written = write_observer(metrics)
     files.on_read = metrics.counter("cachefs_read_bytes_total").inc
     meta.db.on_committed = metrics.histogram("cachefs_db_commit_seconds", "normal").observe
     sync_meta.on_synced = metrics.histogram("cachefs_db_commit_seconds", "full").observe
@@ -275,6 +287,22 @@ def compose(
         barriers=tuple(settings.order.barrier),
         on_retry=lambda reason: retries.inc(),
     )
+    offloader = Offloader(
+        meta,
+        queue,
+        table,
+        contents,
+        ledgers,
+        admission,
+        streams,
+        hidden,
+        sync_meta=sync_meta,
+        is_kept=lambda opened: (
+            opened.device.index in spiller.volatile or files.names_log(opened.ino)
+        ),
+    )
+    connect_offloader(offloader, files, session, metrics)
+    publisher.on_assembled = streams.released
     recovery = Recovery(
         meta,
         queue,
@@ -284,6 +312,7 @@ def compose(
         forget_inode=contents.forget_inode,
         on_freed=lambda device, nbytes: ledgers[device.index].credit(nbytes),
     )
+    recovery.settle_spans = streams.recover
     syncer = Syncer(meta, queue, contents, sync_meta)
     inspector = Inspector(meta, queue, table, devices, settings.store.url)
     inspector.home = storage.home
@@ -324,6 +353,9 @@ def compose(
         small=small,
         spiller=spiller,
         rescuer=rescuer,
+        hidden=hidden,
+        streams=streams,
+        offloader=offloader,
     )
 
 
@@ -356,6 +388,16 @@ def _complete(settings: Settings, meta: Meta) -> Complete:
         is_unordered=partial(names.matches, tuple(settings.order.unordered)),
         nodes=settings.checkpoint.nodes,
     )
+
+
+def connect_offloader(
+    offloader: Offloader, files: Files, session: StoreSession, metrics: Metrics
+) -> None:
+    """Tell those who have to know of it."""
+    files.admission.on_waiting, files.admission.is_made = offloader.kick, offloader.makes_room
+    offloader.note_changes = files.note_changes
+    offloader.can_copy = lambda: session.capabilities is not None and session.capabilities.copy_part
+    offloader.on_offloaded = metrics.counter("cachefs_offloaded_bytes_total").inc
 
 
 def _prefetcher(
@@ -436,37 +478,3 @@ def _accountant(ledgers: list[SpaceLedger]) -> Callable[[CacheDevice, int], None
             ledger.credit(-delta)
 
     return account
-
-
-def _damage_reporter(metrics: Metrics) -> Callable[[str], None]:
-    damaged = metrics.counter("cachefs_damaged_reads_total")
-
-    def report(key: str) -> None:
-        damaged.inc()
-        log.error("what was read has not the checksum that it was stored with", key=key)
-
-    return report
-
-
-def _write_observer(metrics: Metrics) -> Callable[[Lane, int], None]:
-    counters = {lane: metrics.counter("cachefs_write_bytes_total", lane) for lane in Lane}
-
-    def written(lane: Lane, nbytes: int) -> None:
-        counters[lane].inc(nbytes)
-
-    return written
-
-
-def _store_observer(metrics: Metrics) -> Callable[[str, str, float, int], None]:
-    uploaded = metrics.counter("cachefs_upload_bytes_total")
-    throttled = metrics.counter("cachefs_throttled_total")
-
-    def observe(op: str, outcome: str, seconds: float, sent: int) -> None:
-        metrics.counter("cachefs_store_requests_total", op, outcome).inc()
-        metrics.histogram("cachefs_store_request_seconds", op).observe(seconds)
-        if sent:
-            uploaded.inc(sent)
-        if outcome == "throttled":
-            throttled.inc()
-
-    return observe

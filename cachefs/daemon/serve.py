@@ -191,6 +191,7 @@ class Server:
         services = self._services(parts, tap, reason, address)
         join(operations, self._arguments.fuse_fd, tap, live=self._takes_over())
         lives = tap is not None and tap.is_takeover
+        parts.streams.recover()
         recovered = parts.recovery.run(restore_handles(services, tap), mount_lives=lives)
         parts.contents.reserve_numbers(recovered.highest_file)
         operations.remember_applied(taken_over=lives)
@@ -248,6 +249,7 @@ class Server:
             eviction=parts.eviction,
             spiller=parts.spiller,
             hot=parts.hot,
+            offloader=parts.offloader,
             commits=parts.commits,
             metrics=self._metrics,
             started_at=self._started_at,
@@ -331,6 +333,8 @@ class Server:
             nursery.start_soon(tasks.keep_going, parts.session.keep_looking, make_room)
             nursery.start_soon(tasks.keep_going, parts.commits.run, make_room)
             nursery.start_soon(tasks.keep_going, parts.prefetcher.run, make_room)
+            nursery.start_soon(tasks.keep_going, parts.hidden.run, make_room)
+            nursery.start_soon(tasks.keep_going, parts.offloader.run, make_room)
 
     # -- requests -----------------------------------------------------------------------------
 

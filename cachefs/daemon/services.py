@@ -22,6 +22,7 @@ from cachefs.vfs.contents import Contents
 from cachefs.vfs.eviction import Eviction
 from cachefs.vfs.files import Files
 from cachefs.vfs.namespace import Namespace
+from cachefs.vfs.offloading import Offloader
 from cachefs.vfs.opened import OpenTable
 from cachefs.vfs.spilling import Spiller
 from cachefs.vfs.virtual import Inspector
@@ -68,6 +69,7 @@ class Services:
     eviction: Eviction
     spiller: Spiller
     hot: HotTier
+    offloader: Offloader
     commits: Commits
     metrics: Metrics
     started_at: float

@@ -90,6 +90,8 @@ class StatusReport:
         return {
             "waiting_writers": self._services.files.admission.waiting,
             "next_checkpoint": self._next_checkpoint(),
+            "larger_files": self._services.offloader.files,
+            "offloaded_bytes": self._services.offloader.total,
             "used_bytes": sum(ledger.used for ledger in self._services.ledgers),
             "size_bytes": sum(ledger.limit for ledger in self._services.ledgers),
             "devices": told,

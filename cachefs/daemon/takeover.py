@@ -149,6 +149,7 @@ def _open_inode(
     opened.orphaned = inode.nlink == 0
     opened.privileged = has_privileges(inode.mode)
     opened.accounted = status.st_blocks * 512
+    opened.stream = services.contents.stream_of(gen)
     if gen.present is not None:
         opened.fill = services.contents.fill_for(inode, gen)
         opened.size, opened.mtime_ns = inode.size, inode.mtime_ns

@@ -37,7 +37,7 @@ class Beside:
 
     async def _upload(self, gen: GenerationRow, key: str, metadata: dict[str, str]) -> None:
         path = await self._publisher.decay.sound_path(gen)
-        plan = self._publisher.plan_whole(gen.size)
+        plan = self._publisher.plan_whole(gen)
         if plan.single:
             await self._client.patiently(
                 "put", sends=gen.size, key=key, body=FileRange(path, 0, gen.size),

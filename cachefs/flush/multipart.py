@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import structlog
 import trio
@@ -23,9 +24,19 @@ from cachefs.flush.lost import LostUploads
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow, ObjectRow, PartRow, UploadRow
 from cachefs.model.plan import PartSource, UploadPlan
+from cachefs.model.spans import SpanMap
 from cachefs.store.base import FileRange, PartReceipt
 
 log = structlog.get_logger("cachefs.flush")
+
+
+class _Source(NamedTuple):
+    """Bytes [start, end) of an object in a version."""
+
+    key: str
+    start: int
+    end: int
+    etag: str | None
 
 
 class Multipart:
@@ -69,7 +80,7 @@ class Multipart:
         metadata: dict[str, str],
         base: ObjectRow | None,
     ) -> UploadRow:
-        etag = base.etag if base is not None else None
+        etag = base.etag if base is not None else self._meta.spans.version(gen.gen)
         for known in self._meta.uploads.of_gen(gen.gen):
             if self._fits(known, key, plan, etag):
                 return known
@@ -106,10 +117,11 @@ class Multipart:
     async def _send(
         self, upload: UploadRow, part: PartRow, path: str, base: ObjectRow | None
     ) -> None:
-        if part.source == PartSource.COPY and base is not None:
+        if part.source == PartSource.COPY:
+            source = self._source(upload, part, base)
             receipt: PartReceipt = await self._client.patiently(
                 "copy_part", key=upload.key, upload_id=upload.upload_id, number=part.number,
-                src=base.key, start=part.start, end=part.end, if_source_match=base.etag,
+                src=source.key, start=source.start, end=source.end, if_source_match=source.etag,
             )  # fmt: skip
         else:
             receipt = await self._client.patiently(
@@ -119,6 +131,15 @@ class Multipart:
             )  # fmt: skip
         self._meta.uploads.confirm(upload.id, part.number, receipt.etag, receipt.crc64)
         reach(Point.SEND_PARTS_AFTER_CONFIRM)
+
+    def _source(self, upload: UploadRow, part: PartRow, base: ObjectRow | None) -> _Source:
+        """What a part is copied from: bytes of the version before, or all of a hidden object."""
+        if base is not None:
+            return _Source(base.key, part.start, part.end, base.etag)
+        spans = SpanMap(self._meta.spans.of_gen(upload.gen)).within(part.start, part.end)
+        if [(span.start, span.end) for span in spans] != [(part.start, part.end)]:
+            raise Transient(f"bytes of {upload.key} have moved")
+        return _Source(spans[0].key, 0, spans[0].size, spans[0].etag)
 
     @contextmanager
     def completing(self, upload: UploadRow) -> Iterator[None]:

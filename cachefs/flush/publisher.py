@@ -31,8 +31,10 @@ from cachefs.model.plan import (
     Limits,
     PartSource,
     UploadPlan,
+    plan_assembly,
     plan_upload,
 )
+from cachefs.model.spans import SpanMap
 from cachefs.model.states import Event, GenState, advance
 from cachefs.store.base import Body, FileRange
 
@@ -67,6 +69,8 @@ class Publisher(Committer):
         self.comparison = Comparison(meta, client, path_of)
         self.on_durable: Callable[[float], None] = lambda seconds: None
         """Called with the time from the close of a file to the store showing it."""
+        self.on_assembled: Callable[[int], None] = lambda gen: None
+        """Called with each generation that was put together from hidden objects: they may go."""
 
     # -- publish ------------------------------------------------------------------------------
 
@@ -141,24 +145,31 @@ class Publisher(Committer):
 
     async def compare(self, gen: GenerationRow, key: str) -> None:
         """Find out what of a generation `key` holds already, if nobody knows. CachefsError."""
+        if self._meta.spans.has(gen.gen):
+            return  # Not all of it is here to be compared.
         if gen.dirty is None or self._base(gen) is None:
             await self.comparison.run(gen, key)
 
     def plan(self, gen: GenerationRow) -> tuple[UploadPlan, ObjectRow | None]:
         """How to upload a generation, and the object that unchanged ranges come from."""
+        if self._meta.spans.has(gen.gen):
+            return self.plan_whole(gen), None
         base = self._base(gen)
         if base is not None and gen.dirty is not None:
             common: Common | None = Common(base, ExtentSet.unpack(gen.dirty))
         else:
             common = None if gen.gen in self._void_bases else self.comparison.of(gen)
         if common is None:
-            return self.plan_whole(gen.size), None
+            return self.plan_whole(gen), None
         whole = BaseObject(common.base.size, common.base.etag)
         return self._plan(gen.size, common.dirty, whole), common.base
 
-    def plan_whole(self, size: int) -> UploadPlan:
-        """How to upload a file of `size` bytes when nothing of it is in the store."""
-        return self._plan(size, None, None)
+    def plan_whole(self, gen: GenerationRow) -> UploadPlan:
+        """How to upload a generation when no object has anything of it, but for hidden ones."""
+        spans = [(span.start, span.end) for span in self._meta.spans.of_gen(gen.gen)]
+        if spans:
+            return plan_assembly(gen.size, spans, self._limits, self._part_size)
+        return self._plan(gen.size, None, None)
 
     def _plan(self, size: int, dirty: ExtentSet | None, base: BaseObject | None) -> UploadPlan:
         return plan_upload(
@@ -346,8 +357,17 @@ class Publisher(Committer):
         others = [each for each in self._queue.of_gen(number) if each.id != effect.id]
         if gen.state == GenState.UPLOADING and not others:
             gen.state, gen.error = advance(GenState.UPLOADING, Event.COMMIT), None
+            self._release_spans(gen)
             self.on_durable((time.time_ns() - (gen.sealed_ns or gen.created_ns)) / 1e9)
         self._meta.generations.save(gen)
+
+    def _release_spans(self, gen: GenerationRow) -> None:
+        """The object has what hidden ones had: from now on its bytes are fetched from there."""
+        number, spans = gen.gen, self._meta.spans.of_gen(gen.gen)
+        if spans:
+            gen.present = SpanMap(spans).rest(gen.size).pack()
+            self._meta.spans.release(number)
+            self._meta.db.after_commit(lambda: self.on_assembled(number))
 
     # -- relocate and unpublish ---------------------------------------------------------------
 

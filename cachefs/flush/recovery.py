@@ -75,6 +75,8 @@ class Recovery:
         such a file makes sense. `on_freed` is told of the bytes of cache files that were removed.
         """
         self._on_freed = on_freed
+        self.settle_spans: Callable[[], None] = lambda: None
+        """Called first: puts in order what of open files is in the store only."""
         self.reboots = Reboots(meta, boot)
         self._rebooted = False
         self._forgetful = False
@@ -93,6 +95,7 @@ class Recovery:
         `mount_lives`: it was taken over, so all others were closed in the ordinary way.
         """
         self._mount_lives = mount_lives
+        self.settle_spans()
         self._rebooted = self.reboots.happened()
         self._forgetful = self._has_forgotten()
         self._last_file = self._meta.generations.last_file()

@@ -66,13 +66,17 @@ static void mark_closed(uint64_t fh)
     struct stat status;
     int64_t like[2];
     uint64_t fd;
+    int file;
 
-    if (!map_get(&tap.files, fh, &fd) || fstat((int)fd, &status))
+    if (!map_get(&tap.files, fh, &fd))
+        return;
+    file = (int64_t)fd < 0 ? ~(int)fd : (int)fd; /* of a file that is not all in the cache */
+    if (fstat(file, &status))
         return;
     like[0] = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
     like[1] = status.st_size;
     if (!note_closed(fh, like))
-        (void)fsetxattr((int)fd, CLOSED_MARK, like, sizeof like, 0); /* without it: held */
+        (void)fsetxattr(file, CLOSED_MARK, like, sizeof like, 0); /* without it: held */
 }
 
 /* Asked at the first write to each file. Attributes are of the kind `user.` here, so nobody has one. */

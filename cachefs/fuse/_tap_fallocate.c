@@ -4,7 +4,8 @@
  * A handle that has not been written to may have no file of its own yet. Then libfuse gets an empty
  * WRITE in place of the request, so that the filesystem makes one ready and names it; its answer
  * stays here, and the request goes on. EOPNOTSUPP if no file was named: ENOSYS would switch the
- * operation off for the whole mount. */
+ * operation off for the whole mount. The same for a file that is larger than the cache: programs go
+ * on with what their libraries do in place of it. */
 #include "_tap.h"
 
 #include <errno.h>
@@ -125,9 +126,15 @@ static bool worker_there(void)
         || start_worker() || tap.workers;
 }
 
+/* False for a file that is not all in the cache (its descriptor is given inverted), or none. */
+static bool is_whole(uint64_t file)
+{
+    return (int64_t)file >= 0;
+}
+
 static void start(struct job *job, uint64_t file)
 {
-    job->fd = fcntl((int)file, F_DUPFD_CLOEXEC, 3);
+    job->fd = is_whole(file) ? fcntl((int)file, F_DUPFD_CLOEXEC, 3) : -1;
     append(job);
 }
 

@@ -145,7 +145,9 @@ class PassthroughLanes:
         opened = handle.inode
         if opened.lane is not Lane.TRACKED:
             return
-        if opened.fill is None:
+        if opened.stream is not None:
+            self._tap.set_reader(handle.fh, -1, False)
+        elif opened.fill is None:
             self._tap.set_reader(handle.fh, opened.fd, opened.device.in_memory)
         elif opened.fill.served and opened.size <= _LARGEST_TOLD:
             self._tell_of(opened, opened.fill)
@@ -235,6 +237,16 @@ class PassthroughLanes:
             budget.withdrawn = True
             self._tap.set_budget(handle.fh, 0)
 
+    def streams(self, handle: Handle) -> None:
+        """See `LaneKeeper`."""
+        self.withdraw(handle)
+        budget = self._budgets.get(handle.fh)
+        if budget is not None:
+            self._settle(budget)
+        if handle.writable:
+            self.now_writable(handle)
+        self.now_readable(handle)
+
     def moved(self, handle: Handle) -> None:
         """See `LaneKeeper`."""
         opened = handle.inode
@@ -251,9 +263,10 @@ class PassthroughLanes:
 
 
 def tell_of_writer(tap: Tap, handle: Handle) -> None:
-    """The tap may allocate space in the handle's cache file, and notes when it is closed."""
+    """The tap may allocate space in the handle's cache file, unless that does not hold all of the
+    file, and notes when it is closed."""
     opened = handle.inode
-    tap.set_handle_fd(handle.fh, opened.fd)
+    tap.set_handle_fd(handle.fh, opened.fd if opened.stream is None else ~opened.fd)
     note_closing(tap, handle.fh, opened.device, opened.gen.file)
 
 

@@ -113,7 +113,8 @@ class Generations:
         """Generations without a checksum that were sealed before `before_ns` and still wait."""
         rows = self._db.all(
             f"SELECT {_COLUMNS} FROM generation WHERE state IN {_WAITING} AND {_PENDING}"
-            " AND crc64 IS NULL AND synced AND NOT grows AND sealed_ns<? ORDER BY gen LIMIT ?",
+            " AND crc64 IS NULL AND synced AND NOT grows AND sealed_ns<?"
+            " AND gen NOT IN (SELECT gen FROM span) ORDER BY gen LIMIT ?",
             (before_ns, limit),
         )
         return [_row(row) for row in rows]
@@ -166,8 +167,9 @@ class Generations:
                 self._db.execute("UPDATE generation SET used_ns=? WHERE gen=?", (used_ns, gen))
 
     def remove(self, gen: int) -> None:
-        """Delete the row."""
+        """Delete the row; what the store holds of it under hidden keys is to be deleted as well."""
         self._db.execute("DELETE FROM generation WHERE gen=?", (gen,))
+        self._db.execute("UPDATE span SET gen=0 WHERE gen=?", (gen,))
 
     def of_inode(self, ino: int) -> list[GenerationRow]:
         """Every generation of an inode, oldest first."""

@@ -151,7 +151,8 @@ class Inspection:
     def files(self) -> Iterator[FileRow]:
         """Every generation."""
         rows = self._db.execute(
-            "SELECT g.gen,g.ino,g.device,g.file,g.state,g.size,g.present IS NULL,g.grows,"
+            "SELECT g.gen,g.ino,g.device,g.file,g.state,g.size,"
+            "g.present IS NULL AND g.gen NOT IN (SELECT gen FROM span),g.grows,"
             "i.gen IS g.gen,coalesce(g.crc64,(SELECT o.crc64 FROM object o WHERE o.gen=g.gen"
             " AND o.size=g.size AND g.state='durable' AND NOT o.stale AND o.etag<>''))"
             ",g.copy_device,g.copy_file,g.copy_size"

@@ -13,6 +13,7 @@ from cachefs.meta.generations import Generations
 from cachefs.meta.inodes import Inodes
 from cachefs.meta.objects import Objects
 from cachefs.meta.pins import Pins
+from cachefs.meta.spans import Spans
 from cachefs.meta.uploads import Uploads
 from cachefs.meta.warm import WarmCopies
 
@@ -29,6 +30,7 @@ class Meta:
         self.objects = Objects(self.db)
         self.effects = Effects(self.db)
         self.uploads = Uploads(self.db)
+        self.spans = Spans(self.db)
         self.applied = Applied(self.db)
         self.pins = Pins(self.setting, self.set_setting)
         self.warm = WarmCopies(self.db)

@@ -80,6 +80,10 @@ class Uploads:
         """No generation's any more; still to be aborted in the store."""
         self._db.execute("UPDATE upload SET gen=0 WHERE id=?", (upload,))
 
+    def disown_all(self, gen: int) -> None:
+        """As `disown`, whatever there is of a generation: its bytes are about to be other ones."""
+        self._db.execute("UPDATE upload SET gen=0 WHERE gen=?", (gen,))
+
     def remove(self, upload: int) -> None:
         """Completed or aborted."""
         self._db.execute("DELETE FROM upload_part WHERE upload=?", (upload,))

@@ -15,6 +15,7 @@ _WANTED = (
     " FROM generation g JOIN inode i ON i.gen=g.gen JOIN dentry d ON d.ino=i.ino"
     " LEFT JOIN warm w ON w.dentry=d.id"
     f" WHERE g.state IN {_WRITTEN} AND g.present IS NULL AND g.grows=0"
+    " AND g.gen NOT IN (SELECT gen FROM span)"
     " AND (w.state=2 OR (g.sealed_ns IS NOT NULL AND (w.gen IS NULL OR w.gen<>g.gen)))"
 )
 """Content that was written here, or that a copy should be made of again; whole in the cache."""

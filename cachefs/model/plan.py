@@ -130,6 +130,21 @@ def plan_upload(
     return UploadPlan(size, False, parts)
 
 
+def plan_assembly(
+    size: int, copies: list[Extent], limits: Limits = S3_LIMITS, preferred_part: int = 16 * MIB
+) -> UploadPlan:
+    """Plan the upload of a file of which ``copies`` are objects of their own in the store, each to
+    be copied as a whole, and the rest is here.
+
+    They, and what lies between them, are long enough for parts. Raises OSError(EFBIG) when no plan
+    fits the limits.
+    """
+    parts = _cut(size, copies, limits, preferred_part, limits.part_max)
+    if len(parts) > limits.parts_max:
+        raise OSError(errno.EFBIG, f"a file of {size} bytes would have {len(parts)} parts")
+    return UploadPlan(size, False, parts)
+
+
 def _same_bytes(size: int, dirty: ExtentSet, base: BaseObject) -> bool:
     return size == base.size and not dirty.overlaps(0, size)
 

@@ -183,6 +183,11 @@ TABLE: tuple[Spec, ...] = (
         " be uploaded when half of the time until then is over leaves it no room.",
     ),
     Spec("cachefs_evicted_bytes_total", "counter", "Bytes of durable data freed for new data."),
+    Spec(
+        "cachefs_offloaded_bytes_total",
+        "counter",
+        "Bytes of files larger than the cache moved to the store while they were written.",
+    ),
     Spec("cachefs_spilled_bytes_total", "counter", "Bytes moved from a cache device in RAM."),
     Spec("cachefs_warm_bytes_total", "counter", "Bytes copied to the warm tier."),
     Spec(

@@ -37,6 +37,8 @@ class Admission:
         self._ledgers = ledgers
         self._waiting: Counter[int] = Counter()
         """Inode -> its writers that wait for room."""
+        self._wanted: Counter[int] = Counter()
+        """Device -> bytes that they wait for."""
         self._timeout = timeout
         self.asker: Callable[[], Asker] = lambda: (0, 0)
         """Who made the request at hand. Asked before its handler awaits anything."""
@@ -44,11 +46,24 @@ class Admission:
         """Whether who asks is about to die, and its request is all that it waits for."""
         self.move_away: Callable[[OpenInode], Awaitable[bool]] = _stay
         """Awaited with a file whose device is full; whether it is on another one now."""
+        self.on_waiting: Callable[[], None] = lambda: None
+        """Called when somebody begins to wait for room."""
+        self.is_made: Callable[[SpaceLedger], bool] = lambda ledger: False
+        """Whether room is being made on a device out of files that are being written."""
 
     @property
     def waiting(self) -> int:
         """Writers that wait for room."""
         return self._waiting.total()
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether a writer waits at all when the cache is full."""
+        return self._timeout > 0
+
+    def waits_for(self, ledger: SpaceLedger) -> int:
+        """Bytes on a device that are waited for."""
+        return self._wanted[ledger.device.index]
 
     async def admit(self, opened: OpenInode, nbytes: int, asker: Asker) -> SpaceLedger:
         """Return once `nbytes` are promised to a writer, with the ledger that they are to be
@@ -80,6 +95,8 @@ class Admission:
         began = time.monotonic()
         ledger.pressure.set()
         self._waiting[ino] += 1
+        self._wanted[ledger.device.index] += nbytes
+        self.on_waiting()
         log.info("a writer waits for room", inode=ino, device=str(ledger.device.directory))
         try:
             await ledger.wait_for_room(
@@ -87,6 +104,7 @@ class Admission:
             )
         finally:
             self._waiting[ino] -= 1
+            self._wanted[ledger.device.index] -= nbytes
 
     def _is_in_vain(self, ledger: SpaceLedger, began: float, asker: Asker) -> bool:
         """Whether one who has waited since `began` is to be told that there is no room."""
@@ -95,6 +113,8 @@ class Admission:
         waited = time.monotonic() - began
         if waited >= self._timeout:
             return True
+        if self.is_made(ledger):
+            return False
         patient = waited < _PATIENCE
         if patient and ledger.reservations():
             return False

@@ -24,7 +24,7 @@ from cachefs.model.states import GenState
 from cachefs.vfs import clock
 from cachefs.vfs.endings import Endings
 from cachefs.vfs.lanes import LaneKeeper
-from cachefs.vfs.opened import Lane, OnDisk, OpenInode, open_cache_file
+from cachefs.vfs.opened import Lane, OnDisk, OpenInode, Stream, open_cache_file
 from cachefs.vfs.remote import RemoteView
 
 _FETCH_STEP = 128 << 20
@@ -61,6 +61,8 @@ class Contents(Endings):
         """Awaited with a generation whose cache file is gone; whether it is back."""
         self.on_fill: Callable[[int], None] = lambda ino: None
         """Called with each file that is opened and has to be fetched."""
+        self.stream_of: Callable[[GenerationRow], Stream | None] = lambda gen: None
+        """What of a generation is in the store only, if anything is."""
 
     # -- new content --------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Contents(Endings):
 
     def try_reading_passthrough(self, opened: OpenInode) -> None:
         """Put a complete file that was just opened for reading into the passthrough lane."""
-        if opened.fill is not None or opened.writing or opened.handles:
+        if opened.fill is not None or opened.stream is not None or opened.writing or opened.handles:
             return
         reader = opened.device.open(opened.gen.file, os.O_RDONLY)
         if self._lanes.grant_reader(opened.ino, reader):
@@ -200,7 +202,7 @@ class Contents(Endings):
             raise FileNotFoundError(errno.ENOENT, "the cache file was cut short")
         opened = OpenInode(
             inode.ino, gen, device, fd, Lane.TRACKED, inode.size, inode.mtime_ns,
-            writing=gen.state == GenState.OPEN,
+            writing=gen.state == GenState.OPEN, stream=self.stream_of(gen),
         )  # fmt: skip
         if gen.present is not None:
             opened.fill = self.fill_for(inode, gen)
@@ -360,7 +362,7 @@ class Contents(Endings):
             gen.synced = int(opened.on_disk == unchanged)
             self._meta.generations.seal(gen)
             if self._meta.inodes.set_content(
-                opened.ino, status.st_size, status.st_blocks, opened.mtime_ns
+                opened.ino, status.st_size, opened.blocks, opened.mtime_ns
             ):
                 path = self.publish(opened.ino, gen)
                 if path is not None:
@@ -421,8 +423,7 @@ class Contents(Endings):
         opened.refresh()
         inode = self._meta.inodes.get(opened.ino)
         if inode is not None and opened.writing:
-            blocks = os.fstat(opened.fd).st_blocks
-            self._meta.inodes.set_content(opened.ino, opened.size, blocks, opened.mtime_ns)
+            self._meta.inodes.set_content(opened.ino, opened.size, opened.blocks, opened.mtime_ns)
 
     def account(self, opened: OpenInode) -> None:
         """Tell the ledger what the cache file takes now."""

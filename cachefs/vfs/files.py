@@ -18,24 +18,24 @@ from cachefs.failpoints import Point, reach
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.model.states import GenState
-from cachefs.vfs.admission import Admission
-from cachefs.vfs.clock import now_ns
+from cachefs.vfs.admission import Admission, Asker
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.lanes import LaneKeeper
 from cachefs.vfs.lingering import Lingering
 from cachefs.vfs.namespace import Caller, Namespace
 from cachefs.vfs.opened import Handle, Lane, OpenInode, OpenTable
+from cachefs.vfs.overlaying import PRIVILEGES, Overlay
 from cachefs.vfs.rewriting import Rewriter
+from cachefs.vfs.streaming import Streams
 from cachefs.vfs.syncing import sync_file
 
 log = structlog.get_logger("cachefs.vfs")
 
 _COUNT_EVERY = 4 << 20
 """Bytes written to a file between two looks at what it allocates."""
-_PRIVILEGES = stat.S_ISUID | stat.S_ISGID
 
 
-class Files:
+class Files(Overlay):
     """The regular files of one mount that are open, and how they come to be so."""
 
     def __init__(
@@ -49,17 +49,18 @@ class Files:
         ledgers: list[SpaceLedger],
         *,
         admission: Admission,
+        streams: Streams,
         sync_meta: Callable[[], Awaitable[None]],
     ) -> None:
         """`sync_meta` makes all commits so far survive a power cut, sharing one sync."""
+        super().__init__(namespace, lanes, table)
         self._meta = meta
-        self._namespace = namespace
         self._contents = contents
         self._rewriter = rewriter
-        self._lanes = lanes
-        self.table = table
         self._ledgers = ledgers
         self.admission = admission
+        self._streams = streams
+        streams.before_begin = self._count_unseen
         self._sync_meta = sync_meta
         self._opening: dict[int, trio.Lock] = {}
         self._unsealed: list[OpenInode] = []
@@ -98,7 +99,7 @@ class Files:
             lambda: self._namespace.link_new(parent, name, row),
             passthrough=self._lanes.wants(row.mode, flags) and not self.is_log(path),
         )
-        opened.privileged = bool(row.mode & _PRIVILEGES)
+        opened.privileged = bool(row.mode & PRIVILEGES)
         opened.unasked = not (opened.privileged or self.is_log(path))
         return self.table.add(opened, flags), row
 
@@ -119,7 +120,7 @@ class Files:
             row = self._namespace.get(ino)  # as it is now: we may have waited
             opened = await self._opened(row, flags, writing)
             reach(Point.OPEN_AFTER_INODE)
-            opened.privileged = bool(row.mode & _PRIVILEGES)
+            opened.privileged = bool(row.mode & PRIVILEGES)
             handle = self.table.add(opened, flags)
             if writing:
                 self.table.lingering.pop(ino, None)
@@ -140,7 +141,7 @@ class Files:
             if opened.lane is Lane.PASSTHROUGH:
                 self._lanes.join(row.ino, opened.fd)
             return opened
-        wanted = self._lanes.wants(row.mode, flags) and not (writing and self._names_log(row.ino))
+        wanted = self._lanes.wants(row.mode, flags) and not (writing and self.names_log(row.ino))
         if writing and flags & os.O_TRUNC:
             parent = self._parent(row.ino)
             return self._contents.create(
@@ -151,7 +152,8 @@ class Files:
             self._contents.try_reading_passthrough(opened)
         return opened
 
-    def _names_log(self, ino: int) -> bool:
+    def names_log(self, ino: int) -> bool:
+        """Whether a file has a log's name."""
         names = self._meta.dentries.of_inode(ino)
         paths = (self._meta.dentries.path(name.parent, name.name) for name in names)
         return any(self.is_log(path.decode()) for path in paths)
@@ -197,6 +199,10 @@ class Files:
         return data
 
     async def _read(self, opened: OpenInode, offset: int, size: int) -> bytes | memoryview:
+        if opened.stream is not None:
+            away = await self._streams.read(opened, offset, size)
+            if away is not None:
+                return away
         if opened.fill is not None:
             await self._contents.ensure(opened, offset, offset + size)
         if RWF_NOWAIT:
@@ -223,10 +229,7 @@ class Files:
         if offset < opened.snapshot_size:
             await self.before_rewrite(opened)
         end = offset + len(data)
-        ledger = self._ledgers[opened.gen.device]
-        if opened.moving is not None or not ledger.try_admit(len(data)):
-            ledger = await self.admission.admit(opened, len(data), asker)
-            reach(Point.WRITE_AFTER_ROOM)
+        ledger = await self._room_for(opened, offset, end, asker)
         opened.writes += 1
         try:
             if opened.device.direct_ok and not handle.synchronous:
@@ -245,6 +248,27 @@ class Files:
             await self._sync(opened)
         return len(data)
 
+    async def _room_for(self, opened: OpenInode, start: int, end: int, asker: Asker) -> SpaceLedger:
+        """The ledger that the bytes of a write were promised on. They may be written at once."""
+        while True:
+            if opened.stream is not None:
+                await self._streams.before_write(opened, start, end, asker)
+            ledger = self._ledgers[opened.gen.device]
+            if opened.moving is not None or not ledger.try_admit(end - start):
+                ledger = await self.admission.admit(opened, end - start, asker)
+                reach(Point.WRITE_AFTER_ROOM)
+            if self._streams.may_write(opened, start, end):
+                return ledger
+            ledger.settle(end - start, 0)
+
+    def _count_unseen(self, opened: OpenInode) -> None:
+        """Bytes of a file that were written without asking, before all are asked for."""
+        self.note_changes()
+        opened.refresh()
+        if opened.unasked:
+            self.on_written(Lane.TRACKED, max(0, opened.size - opened.seen))
+            opened.seen = opened.size
+
     def clear_privileges(self, ino: int) -> None:
         """Take set-user-id and set-group-id from a file, open or not, that is written to."""
         self._namespace.kill_privileges(ino)
@@ -256,7 +280,7 @@ class Files:
         opened = handle.inode
         opened.uncounted += written
         more = self._lanes.used_up(handle)
-        if more or opened.uncounted >= _COUNT_EVERY:
+        if more or self._ledgers[opened.gen.device].is_tight or opened.uncounted >= _COUNT_EVERY:
             opened.uncounted = 0
             self._contents.account(opened)
         if more:
@@ -286,7 +310,7 @@ class Files:
         if size < opened.snapshot_size:
             await self.before_rewrite(opened)
         await opened.settled()
-        self._contents.truncate(opened, size)
+        await self._streams.truncate(opened, size)
         self._contents.account(opened)
 
     # -- syncing and closing ------------------------------------------------------------------
@@ -455,44 +479,6 @@ class Files:
             opened.orphaned = True
         else:
             self._contents.forget_inode(ino)
-
-    # -- attributes that open files know better -----------------------------------------------
-
-    def overlay(self, row: InodeRow) -> InodeRow:
-        """`row` with size, times and blocks of the open file, if it is open for writing."""
-        opened = self.table.inodes.get(row.ino)
-        if opened is not None and opened.writing:
-            self.note_changes()
-            opened.refresh()
-            row.size = opened.size
-            if row.mtime_ns != opened.mtime_ns:  # written to since
-                row.mtime_ns = opened.mtime_ns
-                row.ctime_ns = max(row.ctime_ns, opened.mtime_ns)
-            row.blocks = os.fstat(opened.fd).st_blocks
-        return row
-
-    def _change_time(self, ino: int) -> int:
-        """Between that of the last write and that of the next one."""
-        opened = self.table.inodes.get(ino)
-        return now_ns(opened.fd) if opened is not None and opened.writing else now_ns()
-
-    def mode_changed(self, ino: int) -> None:
-        """chmod or chown of a file that may be open."""
-        opened = self.table.inodes.get(ino)
-        if opened is not None:
-            opened.privileged = bool(self._namespace.get(ino).mode & _PRIVILEGES)
-            for handle in self.table.handles_of(opened) if opened.privileged else ():
-                self._lanes.withdraw(handle)
-
-    def set_mtime(self, ino: int, mtime_ns: int, atime_ns: int) -> None:
-        """utimens on a file that is open: later writes move on from there, takeovers go by it."""
-        opened = self.table.inodes.get(ino)
-        if opened is None:
-            return
-        opened.mtime_ns, opened.on_disk = mtime_ns, None
-        if opened.writing:
-            os.utime(opened.fd, ns=(atime_ns, mtime_ns))
-            reach(Point.TIMES_AFTER_FILE)
 
 
 async def _nothing(opened: OpenInode) -> None:

@@ -84,6 +84,10 @@ class LaneKeeper(Protocol):
     def withdraw(self, handle: Handle) -> None:
         """Every write to the handle is to be asked for from now on."""
 
+    def streams(self, handle: Handle) -> None:
+        """Its cache file does not hold all of the file any more: nothing is to be done to it, or
+        read from it, without asking."""
+
     def moved(self, handle: Handle) -> None:
         """Its cache file is another one, on another device, under the same descriptor."""
 
@@ -147,6 +151,9 @@ class TrackedOnly:
 
     def withdraw(self, handle: Handle) -> None:
         """Nothing was granted."""
+
+    def streams(self, handle: Handle) -> None:
+        """Nobody asks."""
 
     def moved(self, handle: Handle) -> None:
         """Nobody asks."""

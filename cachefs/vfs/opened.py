@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,10 +13,11 @@ from typing import NamedTuple
 
 import trio
 
-from cachefs.cache.device import CacheDevice
+from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.filler import Fill
 from cachefs.meta.rows import GenerationRow
 from cachefs.model.extents import ExtentSet
+from cachefs.model.spans import SMALLEST, SpanMap
 
 
 class Lane(StrEnum):
@@ -31,6 +33,46 @@ class OnDisk(NamedTuple):
     gen: int
     size: int
     mtime_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A generation that does not fit into the cache: what of it is in the store, and nowhere else.
+
+    See `vfs.streaming`. There is one of a generation at a time, whoever has it open.
+    """
+
+    gen: int
+    spans: SpanMap
+    sending: dict[int, int] = field(default_factory=dict)
+    """Start -> end of what is on its way there."""
+    spoiled: set[int] = field(default_factory=set)
+    """Starts of what was written to since it was sent."""
+    written: dict[int, int] = field(default_factory=dict)
+    """Number of a piece of the least length -> when it was last written (monotonic, ns), as far as
+    that was seen."""
+    trims: int = 0
+    """Counts up when bytes leave the cache file."""
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    """Held while bytes leave the cache file or come back, and while it is cut."""
+    reading: trio.Lock = field(default_factory=trio.Lock)
+    blocks: OrderedDict[tuple[int, int], bytes] = field(default_factory=OrderedDict)
+    """(span, offset in the file) -> bytes that were read of it last."""
+
+    def wrote(self, start: int, end: int) -> None:
+        """Bytes [start, end) are other ones now."""
+        for begin, stop in self.sending.items():
+            if start < stop and begin < end:
+                self.spoiled.add(begin)
+        first, now = start // SMALLEST, time.monotonic_ns()
+        for place in range(first, max(first, (end - 1) // SMALLEST) + 1):
+            self.written[place] = now
+
+    def last_write(self, start: int, end: int) -> int:
+        """When any of these bytes was last written."""
+        return max(
+            self.written.get(place, 0) for place in range(start // SMALLEST, end // SMALLEST)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +99,8 @@ class OpenInode:
     """Extents written so far; None in passthrough and for new files, where all counts."""
     fill: Fill | None = None
     """Set while the cache file does not hold all of the object's bytes."""
+    stream: Stream | None = None
+    """Set while the cache file does not hold all that was written, and the store does."""
     handles: int = 0
     writers: int = 0
     flushed_ns: int = 0
@@ -93,7 +137,14 @@ class OpenInode:
     @property
     def trims(self) -> int:
         """Changes when bytes that were here have to be fetched again."""
-        return self.fill.trims if self.fill is not None else 0
+        fetched = self.fill.trims if self.fill is not None else 0
+        return fetched + (self.stream.trims if self.stream is not None else 0)
+
+    @property
+    def blocks(self) -> int:
+        """512-byte units that hold data, here or, as long as it is written, in the store."""
+        away = self.stream.spans.total if self.stream is not None else 0
+        return os.fstat(self.fd).st_blocks + away // BLOCK_UNIT
 
     async def settled(self) -> None:
         """Return when its bytes are not being moved."""
@@ -111,6 +162,8 @@ class OpenInode:
         """Record a write of [start, end) in the tracked lane."""
         if self.dirty is not None:
             self.dirty.add(start, end)
+        if self.stream is not None:
+            self.stream.wrote(start, end)
         if start < self.unsent:
             self.unsent = start
         if end > self.size:

@@ -7,8 +7,9 @@ A sealed generation never changes, so the writer gets a new one first (`begin_wr
 - sealed but not durable: its bytes are still to be uploaded. In the tracked lane the writer gets a
   copy (reflink where the filesystem can) and the sealed one keeps its file; in passthrough the
   kernel goes on writing to the file it has, so the sealed one moves to the copy;
-- sealed, not durable and too large to copy (`cache.preserve_limit`): its upload is given up, the
-  file goes back to being written, and whoever waited for the old version waits for the new one;
+- sealed, not durable and too large to copy (`cache.preserve_limit`), or not all in the cache: its
+  upload is given up, the file goes back to being written, and whoever waited for the old version
+  waits for the new one;
 - held since a daemon died: it goes on as if it had never been closed.
 
 Power cut: before the first write into a taken-over file the metadata that says so is synced, since
@@ -75,7 +76,7 @@ class Rewriter:
                 self._reopen(opened)
             elif gen.state == GenState.DURABLE and not self._queue.of_gen(gen.gen):
                 await self._take_over(opened)
-            elif gen.size > self._preserve_limit:
+            elif gen.size > self._preserve_limit or opened.stream is not None:
                 await self._merge(opened)
             elif opened.lane is Lane.PASSTHROUGH:
                 await self._copy_for_upload(opened)
@@ -94,6 +95,7 @@ class Rewriter:
         gen.state, gen.dirty, gen.error, gen.crc64 = GenState.OPEN, None, None, None
         gen.synced = 0
         self._meta.generations.save(gen)
+        self._meta.uploads.disown_all(gen.gen)
         reach(Point.REOPEN_AFTER_SAVE)
         opened.dirty, opened.writing = None, True
 
@@ -216,6 +218,7 @@ class Rewriter:
             gen.state, gen.dirty, gen.sealed_ns, gen.crc64 = GenState.OPEN, None, None, None
             gen.synced = 0
             self._meta.generations.save(gen)
+            self._meta.uploads.disown_all(gen.gen)
         self._begun(opened, gen, None)
         await self._sync_meta()
         reach(Point.MERGE_AFTER_SYNC)

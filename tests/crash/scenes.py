@@ -155,6 +155,21 @@ SCENES = [
         *(("read_at", "big", n * MB) for n in (0, 7, 14)), ("trim",), ("read_at", "big", 0),
         ("close", "big"), ("read", "big"), ("trim_closed", "big"), ("read", "big"),
     ),)),
+    Scene("streamed", (
+        (
+            ("create", "h"), ("write", "h", 0, 17 * MB, 1), ARM, ("offload", "h", 0),
+            ("offload", "h", 8), ("fsync", "h"), ("write", "h", 100, 50, 2), ("outdated", "h", 0),
+            ("offload", "h", 0), ("forget_spans",), ("truncate", "h", 4 * MB),
+            ("write", "h", 16 * MB, 9, 3), ("offload", "h", 0), ("offload", "h", 8),
+            ("rename", "h", "g"), ("close", "g"), ("flush",), ("forget_spans",), ("read", "g"),
+        ),
+        (("open", "g"), ("write", "g", 9 * MB, 9, 4), ("close", "g"), ("flush",)),
+    )),
+    Scene("streamed, reopened", ((
+        ("create", "h"), ("write", "h", 0, 17 * MB, 1), ("offload", "h", 0), ("close", "h"), ARM,
+        ("open", "h"), ("write", "h", 16 * MB, 90, 2), ("offload", "h", 8), ("close", "h"),
+        ("flush",), ("forget_spans",),
+    ),)),
     Scene("missing", (
         (*saved("a"), *saved("b"), ("flush",), ("lose_cache", "a"), ("stray",)),
         (("read", "a"), ("lose_cache", "b"), ("read", "b")),

@@ -39,6 +39,7 @@ from cachefs.vfs import spilling
 from cachefs.vfs.attributes import ROOT
 from cachefs.vfs.namespace import RENAME_EXCHANGE, Caller
 from cachefs.vfs.opened import Lane
+from tests.crash.streams import StreamCalls
 from tests.cuts.recovered import carry_out
 from tests.cuts.writer import block
 from tests.daemon.lab import MOUNTPOINT, _services
@@ -70,7 +71,7 @@ class Jobs:
         pass
 
 
-class Stage:
+class Stage(StreamCalls):
     """The parts of one daemon, and calls on them by name: `do_NAME(*words)`."""
 
     def __init__(self, settings: Any, parts: Parts, jobs: Jobs, plan: str) -> None:

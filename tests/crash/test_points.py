@@ -62,6 +62,7 @@ EXEMPT = {
     "cache.ledger": "counts; what it changes is the reserve, which has points",
     "vfs.clock": "a time of a file inside CREATE or TAKE_OVER, whose points stand around it",
     "vfs.files.Files._read": "reads",
+    "vfs.streaming.Streams._read_here": "reads",
     "vfs.syncing._sync_bytes": "FSYNC_AFTER_FILE stands behind it",
     "meta.database._sync_directory": "DATABASE_AFTER_OPEN stands behind it",
     "cache.warmdir": "copies of another tier: nobody sees them before one rename shows them",

@@ -304,6 +304,7 @@ def _services(settings: config.Settings, parts: Parts, metrics: Metrics) -> Serv
         eviction=parts.eviction,
         spiller=parts.spiller,
         hot=parts.hot,
+        offloader=parts.offloader,
         commits=parts.commits,
         metrics=metrics,
         started_at=time.monotonic(),

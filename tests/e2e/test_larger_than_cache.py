@@ -1,4 +1,5 @@
-"""A file that the cache cannot hold: its writer is told, what was written stays, others go on."""
+"""A file that the cache cannot hold and that may not be streamed: its writer is told, what was
+written stays, others go on. For those that may see `test_streaming`."""
 
 from __future__ import annotations
 
@@ -40,15 +41,17 @@ def is_whole(body: bytes, written: int) -> bool:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("full", ["wait", "enospc"])
+@pytest.mark.parametrize(("full", "name"), [("wait", "logs/huge"), ("enospc", "huge.bin")])
 @pytest.mark.parametrize("lane", ["tracked"])
 def test_it_does_not_wait_for_ever(
-    mounted: MountFactory, bucket: Any, client: Client, full: str
+    mounted: MountFactory, bucket: Any, client: Client, full: str, name: str
 ) -> None:
-    """In the tracked lane: nothing but the file itself is in the way, so ENOSPC either way."""
+    """In the tracked lane: nothing but the file itself is in the way, so ENOSPC for a log, and for
+    any file where nobody is to wait."""
     mount = mounted(bucket, options={**SMALL, "cache.full": full}, allow=("full|space|room",))
+    (mount.path / "logs").mkdir()
     (mount.path / "before.bin").write_bytes(b"b" * 3 * MIB)
-    written, number = client.run(write_until_full, mount.path / "huge.bin", timeout=90)
+    written, number = client.run(write_until_full, mount.path / name, timeout=90)
     assert number == 28
     assert 40 * MIB <= written <= 64 * MIB
     assert mount.status()["cache"]["used_bytes"] <= 65 * MIB
@@ -56,8 +59,8 @@ def test_it_does_not_wait_for_ever(
         mount.wait()
     (mount.path / "after.bin").write_bytes(b"a" * MIB)
     mount.wait()
-    assert is_whole(bucket.get("huge.bin"), written)
-    assert is_whole((mount.path / "huge.bin").read_bytes(), written)
+    assert is_whole(bucket.get(name), written)
+    assert is_whole((mount.path / name).read_bytes(), written)
     assert bucket.get("before.bin") == b"b" * 3 * MIB
     assert bucket.get("after.bin") == b"a" * MIB
 
@@ -70,14 +73,15 @@ def test_a_log_that_is_open_does_not_make_it_wait_for_ever(
 ) -> None:
     """As an event file beside a save: nobody knows when it will be closed."""
     mount = mounted(bucket, options=SMALL, allow=("full|space|room",))
+    (mount.path / "logs").mkdir()
     with open(mount.path / "events.log", "wb", buffering=0) as log:
         log.write(b"begun\n")
-        written, number = client.run(write_until_full, mount.path / "huge.bin", timeout=90)
+        written, number = client.run(write_until_full, mount.path / "logs/huge", timeout=90)
         assert number == 28
         log.write(b"ended\n")
     mount.wait()
     assert bucket.get("events.log") == b"begun\nended\n"
-    assert is_whole(bucket.get("huge.bin"), written)
+    assert is_whole(bucket.get("logs/huge"), written)
 
 
 @pytest.mark.timeout(90)

@@ -23,6 +23,7 @@ from cachefs.daemon.fetching import checksums
 from cachefs.daemon.tasks import release_temporary_names
 from cachefs.flush.client import StoreClient
 from cachefs.flush.flusher import Flusher
+from cachefs.flush.hidden import HiddenSpans
 from cachefs.flush.publisher import Publisher
 from cachefs.flush.queue import EffectQueue
 from cachefs.flush.recovery import Recovered, Recovery
@@ -39,6 +40,7 @@ from cachefs.vfs.namespace import Caller, Namespace
 from cachefs.vfs.opened import OpenTable
 from cachefs.vfs.remote import RemoteObject, RemoteView
 from cachefs.vfs.rewriting import Rewriter
+from cachefs.vfs.streaming import Streams
 from tests.flush.memory import Killed, MemoryJobs, MemoryStore
 
 OWNER = (1000, 1000)
@@ -117,6 +119,7 @@ class _Ledger:
     """Room without end."""
 
     pressure = trio.Event()
+    is_tight = False
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -215,9 +218,14 @@ class World:
             meta, self.queue, self.remote, prefix_bytes=len(PREFIX), uid=OWNER[0], gid=OWNER[1]
         )
         self.table = OpenTable()
+        ledgers, admission = cast(Any, [ledger]), Admission(meta, [], timeout=0.0)
+        streams = Streams(
+            meta, self.table, self.contents, TrackedOnly(), ledgers, admission,
+            HiddenSpans(meta, self.client, "node1"), sync_meta=_no_sync,
+        )  # fmt: skip
         self.files = Files(
             meta, self.namespace, self.contents, self.rewriter, TrackedOnly(), self.table,
-            cast(Any, [ledger]), admission=Admission(meta, [], timeout=0.0), sync_meta=_no_sync,
+            ledgers, admission=admission, streams=streams, sync_meta=_no_sync,
         )  # fmt: skip
         self.publisher = Publisher(
             meta, self.queue, self.client, lambda gen: self.device.path(gen.file),

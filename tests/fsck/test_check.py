@@ -104,6 +104,11 @@ SPOIL: dict[str, Spoil] = {
     "upload-without-generation": ("UPDATE upload SET gen=99",),
     "part-without-upload": ("INSERT INTO upload_part VALUES(55,1,0,1,'upload',NULL,NULL)",),
     "parts-with-gaps": ("DELETE FROM upload_part WHERE number=2",),
+    "span-without-generation": ("INSERT INTO span VALUES(1,99,0,9,'k','e',NULL,0)",),
+    "span-of-what-is-shown": ("INSERT INTO span VALUES(1,2,0,9,'k','e',NULL,0)",),
+    "impossible-span": (
+        "INSERT INTO span VALUES(1,1,0,9,'k','e',NULL,0),(2,1,5,20,'l','e',NULL,0)",
+    ),
     "attribute-of-nobody": ("INSERT INTO xattr VALUES(99,x'61',x'62')",),
     "object-of-no-entry": ("INSERT INTO object VALUES('k',99,'e',1,1,1,0,NULL,NULL,0,NULL)",),
     "impossible-key": ("INSERT INTO object VALUES('/k',NULL,'e',1,1,1,0,NULL,NULL,0,NULL)",),

@@ -1,0 +1,86 @@
+"""Queries on ranges of files that are in the store under hidden keys."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+from cachefs.meta.database import Database
+from cachefs.meta.rows import to_signed, to_unsigned
+from cachefs.model.spans import Span
+
+_COLUMNS = 'id,gen,start,"end",key,etag,crc64,asked_ns'
+
+
+class Spans:
+    """The `span` table."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._having = {row[0] for row in db.all("SELECT DISTINCT gen FROM span WHERE gen<>0")}
+
+    def has(self, gen: int) -> bool:
+        """Whether a generation has bytes that its cache file has not."""
+        return gen in self._having and bool(self.of_gen(gen))
+
+    def of_gen(self, gen: int) -> list[Span]:
+        """What of a generation is in the store, in order."""
+        if gen not in self._having:  # asked at each open, and hardly any file has some
+            return []
+        return self._all("gen=? AND etag IS NOT NULL ORDER BY start", (gen,))
+
+    def of_files(self) -> list[Span]:
+        """Every one that a generation has."""
+        return self._all("gen<>0 AND etag IS NOT NULL ORDER BY gen,start")
+
+    def unconfirmed(self) -> list[Span]:
+        """Those that were asked for, without an answer."""
+        return self._all("gen<>0 AND etag IS NULL")
+
+    def given_up(self) -> list[Span]:
+        """Those that are to be deleted in the store."""
+        return self._all("gen=0")
+
+    def add(self, gen: int, start: int, end: int, key: str, asked_ns: int) -> int:
+        """Note what is about to be asked for; returns its number."""
+        self._having.add(gen)
+        return self._db.insert(
+            f"INSERT INTO span({_COLUMNS}) VALUES(NULL,?,?,?,?,NULL,NULL,?)",
+            (gen, start, end, key, asked_ns),
+        )
+
+    def confirm(self, span: Span) -> None:
+        """The store has it: from now on the cache file's bytes do not count."""
+        self._db.execute(
+            "UPDATE span SET etag=?,crc64=? WHERE id=?",
+            (span.etag, to_signed(span.crc64), span.id),
+        )
+
+    def answered(self, span: Span) -> None:
+        """The store has it, and nobody wants it any more."""
+        self._db.execute("UPDATE span SET gen=0,etag=? WHERE id=?", (span.etag, span.id))
+
+    def give_up(self, ids: Iterable[int]) -> None:
+        """To be deleted in the store."""
+        self._db.many("UPDATE span SET gen=0 WHERE id=?", ((each,) for each in ids))
+
+    def release(self, gen: int) -> None:
+        """All of a generation's are to be deleted in the store."""
+        self._db.execute("UPDATE span SET gen=0 WHERE gen=?", (gen,))
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """The store has them no more."""
+        self._db.many("DELETE FROM span WHERE id=?", ((each,) for each in ids))
+
+    def version(self, gen: int) -> str | None:
+        """Changes when the spans of a generation do; None without any."""
+        keys = [span.key for span in self.of_gen(gen)]
+        return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
+
+    def _all(self, condition: str, values: tuple[Any, ...] = ()) -> list[Span]:
+        rows = self._db.all(f"SELECT {_COLUMNS} FROM span WHERE {condition}", values)
+        return [
+            Span(number, gen, start, end, key, etag, to_unsigned(crc64), asked_ns)
+            for number, gen, start, end, key, etag, crc64, asked_ns in rows
+        ]

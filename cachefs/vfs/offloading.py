@@ -1,0 +1,277 @@
+"""Room from files that are being written: what is cold of them moves into the store.
+
+When the cache is full of files that are open in the tracked lane, and nothing else can make room,
+ranges of them are sent to the store as hidden objects, the oldest written first. How fast that goes
+is how fast their writers go. See `vfs.streaming` for what becomes of such a file.
+
+In this order: the key is noted, the bytes are sent, the database says so, and says so on the disk;
+then the range is punched out of the cache file. What was written to meanwhile is given up instead.
+While that is decided nobody writes to the file (`OpenInode.moving`).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import structlog
+import trio
+
+from cachefs.cache.device import CacheDevice
+from cachefs.cache.ledger import SpaceLedger
+from cachefs.errors import CachefsError, Retry
+from cachefs.failpoints import Change, Point, reach
+from cachefs.flush.queue import PENDING, EffectQueue
+from cachefs.meta import Meta
+from cachefs.meta.rows import GenerationRow
+from cachefs.model.spans import Span, places, usual_length
+from cachefs.model.states import GenState
+from cachefs.vfs.admission import Admission
+from cachefs.vfs.contents import Contents
+from cachefs.vfs.opened import Lane, OpenInode, OpenTable, Stream
+from cachefs.vfs.streaming import SpanStore, Streams, punch
+
+log = structlog.get_logger("cachefs.vfs")
+
+AT_ONCE = 8
+"""Ranges of a device that are on their way at a time."""
+_INTERVAL = 0.5
+"""Seconds between looks when nobody calls."""
+_PAUSE = 0.02
+_REST = 10.0
+"""Seconds without another try after the store refused one."""
+
+
+class _Piece(NamedTuple):
+    """A range that could go."""
+
+    written_ns: int
+    opened: OpenInode
+    start: int
+    end: int
+
+
+class Offloader:
+    """Moves ranges of open files into the store. On the trio thread."""
+
+    def __init__(
+        self,
+        meta: Meta,
+        queue: EffectQueue,
+        table: OpenTable,
+        contents: Contents,
+        ledgers: Sequence[SpaceLedger],
+        admission: Admission,
+        streams: Streams,
+        store: SpanStore,
+        *,
+        sync_meta: Callable[[], Awaitable[None]],
+        is_kept: Callable[[OpenInode], bool],
+    ) -> None:
+        """`is_kept`: whether an open file stays as it is, whatever happens."""
+        self._meta = meta
+        self._queue = queue
+        self._table = table
+        self._contents = contents
+        self._ledgers = ledgers
+        self._admission = admission
+        self._streams = streams
+        self._store = store
+        self._sync_meta = sync_meta
+        self._is_kept = is_kept
+        self._sending: dict[int, int] = dict.fromkeys(range(len(ledgers)), 0)
+        """Device -> bytes on their way."""
+        self._count: dict[int, int] = dict.fromkeys(range(len(ledgers)), 0)
+        self._rests_until = float("-inf")
+        self._some = trio.Event()
+        self.can_copy: Callable[[], bool] = lambda: False
+        """Whether the store can put objects together from others."""
+        self.note_changes: Callable[[], None] = lambda: None
+        """Takes in what was done to open files without passing here."""
+        self.on_offloaded: Callable[[int], None] = lambda nbytes: None
+        """Called with the bytes of each range that left the cache."""
+        self.total = 0
+        """Bytes that left the cache so far."""
+
+    @property
+    def files(self) -> int:
+        """Open files that are larger than the cache, or were."""
+        return sum(each.stream is not None for each in self._table.inodes.values())
+
+    async def run(self) -> None:
+        """Make room whenever there is no other way, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._some = trio.Event()
+                for ledger in self._ledgers:
+                    self._start_due(nursery, ledger)
+                await trio.sleep(_PAUSE)
+                with trio.move_on_after(_INTERVAL):
+                    await self._some.wait()
+
+    def kick(self) -> None:
+        """Somebody waits for room, or something has changed."""
+        self._some.set()
+
+    def makes_room(self, ledger: SpaceLedger) -> bool:
+        """Whether who waits for room on a device will have some in time."""
+        index = ledger.device.index
+        return self._may_try() and (self._count[index] > 0 or any(self._pieces(ledger)))
+
+    def _may_try(self) -> bool:
+        return (
+            self._admission.is_patient
+            and trio.current_time() >= self._rests_until
+            and self.can_copy()
+        )
+
+    # -- what is to go ------------------------------------------------------------------------
+
+    def _start_due(self, nursery: trio.Nursery, ledger: SpaceLedger) -> None:
+        index = ledger.device.index
+        if ledger.is_tight:
+            self._count_all(ledger)
+        wanted = self._wanted(ledger) if self._may_try() else 0
+        if wanted <= self._sending[index] or self._count[index] >= AT_ONCE:
+            return
+        for piece in sorted(self._pieces(ledger), key=lambda each: (each[0], each[2])):
+            if wanted <= self._sending[index] or self._count[index] >= AT_ONCE:
+                return
+            stream = self._streams.begin(piece.opened)
+            stream.sending[piece.start] = piece.end
+            self._sending[index] += piece.end - piece.start
+            self._count[index] += 1
+            nursery.start_soon(self._offload, piece, stream, ledger)
+
+    def _count_all(self, ledger: SpaceLedger) -> None:
+        """What is written is counted now and then only; it is to be known where there is little
+        room."""
+        for opened in self._table.inodes.values():
+            if opened.writing and opened.device is ledger.device and opened.lane is Lane.TRACKED:
+                self._contents.account(opened)
+
+    def _wanted(self, ledger: SpaceLedger) -> int:
+        """Bytes that have to leave a device: what nothing else will free."""
+        waits = self._admission.waits_for(ledger)
+        looked = ledger.exhausted or not ledger.above_high  # by who evicts what is durable
+        if not ledger.device.healthy or not looked:
+            return 0
+        wanted = max(ledger.excess(), waits)
+        return max(0, wanted - self._coming(ledger.device.index)) if wanted else 0
+
+    def _coming(self, device: int) -> int:
+        """Bytes of closed files that are on their way into the store: they may leave then."""
+        closed = self._meta.generations.closed_on(device)
+        moving = (row for row in closed if row.state in (GenState.SEALED, GenState.UPLOADING))
+        return sum(self._here(row) for row in moving if self._is_going(row))
+
+    def _is_going(self, row: GenerationRow) -> bool:
+        effects = self._queue.of_gen(row.gen)
+        return any(e.state == PENDING and not self._queue.is_held(e.id) for e in effects)
+
+    def _here(self, row: GenerationRow) -> int:
+        return row.size - sum(span.size for span in self._meta.spans.of_gen(row.gen))
+
+    def _pieces(self, ledger: SpaceLedger) -> Iterator[_Piece]:
+        """What may go from a device."""
+        for opened in list(self._table.inodes.values()):
+            if opened.device is ledger.device and self._suits(opened):
+                yield from self._pieces_of(opened, ledger.limit)
+
+    def _suits(self, opened: OpenInode) -> bool:
+        """Whether a file is one that is written, here alone, and may become a stream."""
+        is_written = opened.writing and opened.writers > 0 and opened.lane is Lane.TRACKED
+        unchanged = opened.dirty is not None and not len(opened.dirty)
+        if not is_written or unchanged or opened.fill is not None or opened.snapshot is not None:
+            return False
+        row = self._meta.generations.get(opened.gen.gen)
+        return row is not None and row.copy_file is None and not self._is_kept(opened)
+
+    def _pieces_of(self, opened: OpenInode, limit: int) -> Iterator[_Piece]:
+        opened.refresh()
+        stream = opened.stream
+        for start, end in places(opened.size, usual_length(limit), limit):
+            if stream is not None and (stream.spans.within(start, end) or start in stream.sending):
+                continue
+            if _has_data(opened.fd, start, end):
+                written = stream.last_write(start, end) if stream is not None else 0
+                yield _Piece(written, opened, start, end)
+
+    # -- how it goes --------------------------------------------------------------------------
+
+    async def _offload(self, piece: _Piece, stream: Stream, ledger: SpaceLedger) -> None:
+        opened, index, nbytes = piece.opened, ledger.device.index, piece.end - piece.start
+        path = opened.device.path(opened.gen.file)
+        try:
+            span = await self._store.send(stream.gen, path, piece.start, piece.end)
+            async with stream.lock:
+                await self._keep(opened, stream, span)
+        except (CachefsError, OSError, sqlite3.Error) as error:
+            log.warning("a range of a file stays here", inode=opened.ino, reason=str(error))
+            if getattr(error, "retry", Retry.SOON) in (Retry.NEVER, Retry.SLOWLY):
+                self._rests_until = trio.current_time() + _REST
+        finally:
+            stream.sending.pop(piece.start, None)
+            stream.spoiled.discard(piece.start)
+            self._sending[index] -= nbytes
+            self._count[index] -= 1
+            self.kick()
+
+    async def _keep(self, opened: OpenInode, stream: Stream, span: Span) -> None:
+        """What was sent counts from now on, and leaves the cache; unless it is outdated."""
+        device, file = opened.device, opened.gen.file
+        if self._is_written(opened, stream):
+            # The file's length must outlive a power cut before anything in it is given back.
+            await trio.to_thread.run_sync(os.fdatasync, opened.fd)
+        async with _quiet(opened):
+            self.note_changes()
+            current = self._is_written(opened, stream) and os.fstat(opened.fd).st_size >= span.end
+            if not current or span.start in stream.spoiled:
+                self._store.leave(span)
+                return
+            with self._meta.transaction(Change.OFFLOAD):
+                self._meta.spans.confirm(span)
+            stream.spans.add(span)
+            stream.trims += 1
+            await self._sync_meta()
+            reach(Point.OFFLOAD_AFTER_SYNC)
+            self._punch(opened, device, file, span)
+
+    def _is_written(self, opened: OpenInode, stream: Stream) -> bool:
+        """Whether the file is still there, and what it was when it was chosen."""
+        here = self._table.inodes.get(opened.ino) is opened
+        return here and opened.writing and opened.gen.gen == stream.gen
+
+    def _punch(self, opened: OpenInode, device: CacheDevice, file: int, span: Span) -> None:
+        freed = punch(device, file, span)
+        if self._table.inodes.get(opened.ino) is opened:
+            self._contents.account(opened)
+        else:
+            self._contents.on_account(device, -freed)
+        self.total += span.size
+        self.on_offloaded(span.size)
+
+
+@asynccontextmanager
+async def _quiet(opened: OpenInode) -> AsyncIterator[None]:
+    """While nobody writes to an open file."""
+    await opened.settled()
+    opened.moving = trio.Event()
+    try:
+        while opened.writes:  # noqa: ASYNC110
+            await trio.sleep(0.001)
+        yield
+    finally:
+        opened.moving.set()
+        opened.moving = None
+
+
+def _has_data(fd: int, start: int, end: int) -> bool:
+    """Whether a range of a file is not a hole."""
+    try:
+        return os.lseek(fd, start, os.SEEK_DATA) < end
+    except OSError:
+        return False
