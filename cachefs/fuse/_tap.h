@@ -124,7 +124,8 @@ struct tap_header {
     uint8_t init_request[256], init_raw[64], init_reply[64];
 };
 
-enum { SLOT_EMPTY = 0, SLOT_DEAD = 1, SLOT_PENDING = 2, SLOT_LIVE = 3, SLOT_STATE = 0xff };
+enum { SLOT_EMPTY = 0, SLOT_DEAD = 1, SLOT_PENDING = 2, SLOT_LIVE = 3 };
+#define SLOT_STATE 0xffu
 #define HANDLE_PASSTHROUGH 0x100u
 #define HANDLE_DIR 0x200u
 

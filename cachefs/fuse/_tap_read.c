@@ -69,10 +69,11 @@ ssize_t tap_read(int fd, void *buffer, size_t size, void *userdata)
     if (!queue_in_use())
         return read_device(buffer, size);
     len = queue_take(buffer, size);
-    admitted = (size_t)len;
-    if (len < 0 || !tap_admit(buffer, &admitted)) {
-        errno = EINTR;
+    if (len < 0)
         return -1;
-    }
-    return (ssize_t)admitted;
+    admitted = (size_t)len;
+    if (tap_admit(buffer, &admitted))
+        return (ssize_t)admitted;
+    errno = EINTR;
+    return -1;
 }

@@ -4,6 +4,8 @@
  *   harness kills SEED ROUNDS     a daemon killed at random; handle table against the truth
  *   harness tables SEED STEPS     shared table and map against simple arrays
  *   harness malformed SEED STEPS  requests and replies of odd lengths
+ *   harness names SEED STEPS      files made without Python, by names of all kinds
+ *   harness paused SEED 0         a paused tap whose mount ends
  *
  * Device: a SOCK_SEQPACKET pair, one message a request. The parent plays the kernel: it keeps the
  * unanswered requests, sends them again in shuffled order with bit 63 when told to, and knows which
@@ -23,7 +25,7 @@
 
 static uint64_t random_state;
 
-static uint64_t any(uint64_t below)
+uint64_t any(uint64_t below)
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -415,6 +417,10 @@ int main(int argc, char **argv)
         run_kills(atoi(argv[3]));
     else if (!strcmp(argv[1], "tables"))
         run_tables(atoi(argv[3]));
+    else if (!strcmp(argv[1], "names"))
+        run_names(atoi(argv[3]));
+    else if (!strcmp(argv[1], "paused"))
+        run_paused();
     else
         run_malformed(atoi(argv[3]));
     return 0;

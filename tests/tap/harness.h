@@ -30,7 +30,10 @@ extern ssize_t (*io_read)(int, void *, size_t, void *);
 extern ssize_t (*io_writev)(int, struct iovec *, int, void *);
 
 ssize_t __real_write(int fd, const void *data, size_t size);
+uint64_t any(uint64_t below); /* a random number */
 void attach(int state_fd);
+void run_names(int steps);
+void run_paused(void);
 void daemon_main(int state_fd, int file, uint64_t epoch);
 
 #endif

@@ -30,6 +30,16 @@ def test_malformed_messages_do_no_harm(harness: Harness, sanitizers: str) -> Non
     run(harness(sanitizers), "malformed", 3, 20_000)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_names_of_all_kinds_do_no_harm(harness: Harness, seed: int) -> None:
+    """Each request is answered once, and what was made without Python is in the journal."""
+    run(harness(MEMORY), "names", seed, 20_000)
+
+
+def test_a_paused_tap_notices_the_end_of_its_mount(harness: Harness) -> None:
+    run(harness(MEMORY), "paused", 1, 0)
+
+
 def test_kills_under_a_memory_checker(harness: Harness) -> None:
     run(harness(MEMORY), "kills", 4, 50)
 
