@@ -63,6 +63,7 @@ from cachefs.vfs.remote import RemoteView
 from cachefs.vfs.rescuing import Rescuer
 from cachefs.vfs.rewriting import Rewriter
 from cachefs.vfs.rounds import Rounds
+from cachefs.vfs.sizes import Sizes
 from cachefs.vfs.smallfiles import SmallFiles
 from cachefs.vfs.snapshots import Snapshots
 from cachefs.vfs.space import Space
@@ -170,7 +171,8 @@ def compose(
     sync_meta = MetaSync(meta, lasting=lasting)
     client.before_change = sync_meta
     meta.db.on_full = storage.make_room
-    lanes, announce = _lanes(settings, ledgers, tap, metrics)
+    sizes = Sizes(meta)
+    lanes, announce = _lanes(settings, ledgers, sizes, tap, metrics)
     placement = Placement(ledgers)
     contents = Contents(
         meta,
@@ -314,6 +316,7 @@ def compose(
     )
     recovery.settle_spans = streams.recover
     syncer = Syncer(meta, queue, contents, sync_meta)
+    contents.on_sealed = both(contents.on_sealed, sizes.note)
     inspector = Inspector(meta, queue, table, devices, settings.store.url)
     inspector.home = storage.home
     trimmer = Trimmer(meta, table, contents, lanes, sync_meta=sync_meta)
@@ -377,6 +380,8 @@ def connect_spiller(spiller: Spiller, files: Files, lanes: LaneKeeper, metrics: 
         files.shelter = spiller.shelter
         files.admission.move_away = spiller.move_open
         files.must_move = spiller.must_flee
+    if isinstance(lanes, PassthroughLanes):
+        lanes.volatile = spiller.volatile
 
 
 def _complete(settings: Settings, meta: Meta) -> Complete:
@@ -460,13 +465,27 @@ def _admission(
 
 
 def _lanes(
-    settings: Settings, ledgers: list[SpaceLedger], tap: Tap | None, metrics: Metrics
+    settings: Settings,
+    ledgers: list[SpaceLedger],
+    sizes: Sizes,
+    tap: Tap | None,
+    metrics: Metrics,
 ) -> tuple[LaneKeeper, Callable[..., bool]]:
     if tap is None:
         return TrackedOnly(), lambda handle: True
-    lanes = PassthroughLanes(tap, ledgers, headroom=settings.mount.passthrough_headroom)
+    lanes = PassthroughLanes(tap, ledgers, sizes, headroom=settings.mount.passthrough_headroom)
     lanes.on_overrun = metrics.counter("cachefs_overruns_total").inc
     return lanes, lanes.announce
+
+
+def both(one: Callable[[int], None], other: Callable[[int], None]) -> Callable[[int], None]:
+    """Call one, then the other."""
+
+    def call(number: int) -> None:
+        one(number)
+        other(number)
+
+    return call
 
 
 def _accountant(ledgers: list[SpaceLedger]) -> Callable[[CacheDevice, int], None]:

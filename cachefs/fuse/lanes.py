@@ -15,6 +15,7 @@ from cachefs.fuse.tap import EventKind, Tap
 from cachefs.model.watermark import passthrough_need
 from cachefs.vfs.lanes import Change, suits_passthrough
 from cachefs.vfs.opened import Handle, Lane, OpenInode
+from cachefs.vfs.sizes import Sizes
 
 log = structlog.get_logger("cachefs.fuse")
 
@@ -43,14 +44,20 @@ class PassthroughLanes:
 
     A passthrough writer cannot be slowed down, so it is admitted only where at least the larger of
     `headroom`, a fraction of what the cache may take on its device, and twice the largest file seen
-    in its directory are free, and that much is reserved for it.
+    in its directory are free, and that much is reserved for it. In RAM, whose end comes while there
+    may be room on a disk, files beside its directory count where it has none; and a file of whose
+    like nothing is known is tracked there, since it can move then.
     """
 
-    def __init__(self, tap: Tap, ledgers: Sequence[SpaceLedger], *, headroom: float) -> None:
+    def __init__(
+        self, tap: Tap, ledgers: Sequence[SpaceLedger], sizes: Sizes, *, headroom: float
+    ) -> None:
         self._tap = tap
         self._ledgers = ledgers
         self._headroom = headroom
-        self._largest: dict[int, int] = {}
+        self._sizes = sizes
+        self.volatile: frozenset[int] = frozenset()
+        """Numbers of the devices in RAM whose files can move to a disk."""
         self._coherent: set[int] = set()
         self._budgets: dict[int, _Budget] = {}
         self._promised = 0
@@ -65,6 +72,8 @@ class PassthroughLanes:
     def grant_writer(self, ino: int, parent: int, device: CacheDevice, file: int, fd: int) -> bool:
         """See `LaneKeeper`."""
         ledger = self._ledgers[device.index]
+        if device.index in self.volatile and not self._sizes.likely(parent):
+            return False
         if not ledger.reserve(file, self._needed(ledger, parent)):
             return False
         if not self._acquire(ino, fd):
@@ -73,11 +82,13 @@ class PassthroughLanes:
         return True
 
     def _needed(self, ledger: SpaceLedger, parent: int) -> int:
-        return passthrough_need(ledger.limit, self._headroom, self._largest.get(parent, 0))
+        in_ram = ledger.device.index in self.volatile
+        largest = self._sizes.likely(parent) if in_ram else self._sizes.seen(parent)
+        return passthrough_need(ledger.limit, self._headroom, largest)
 
     def expected(self, parent: int) -> int:
         """See `LaneKeeper`."""
-        return 2 * self._largest.get(parent, 0)
+        return 2 * self._sizes.likely(parent)
 
     def grant_reader(self, ino: int, fd: int) -> bool:
         """See `LaneKeeper`."""
@@ -100,7 +111,7 @@ class PassthroughLanes:
         """See `LaneKeeper`."""
         self._tap.release(ino)
 
-    def writer_gone(self, device: CacheDevice, file: int, parent: int, size: int) -> int | None:
+    def writer_gone(self, device: CacheDevice, file: int) -> int | None:
         """See `LaneKeeper`."""
         ledger = self._ledgers[device.index]
         counted: int | None = None
@@ -110,9 +121,6 @@ class PassthroughLanes:
                 log.warning("writer outgrew its reservation", device=device.index, gen=file)
                 self.on_overrun()
             ledger.release(file)
-        if len(self._largest) > _REMEMBERED:
-            self._largest.clear()
-        self._largest[parent] = max(size, self._largest.get(parent, 0))
         return counted
 
     def resume_writer(self, device: CacheDevice, file: int, parent: int) -> None:

@@ -114,7 +114,7 @@ class Contents(Endings):
         except BaseException:
             if lane is Lane.PASSTHROUGH:
                 self._lanes.leave(inode.ino)
-                self._lanes.writer_gone(device, file, parent, 0)
+                self._lanes.writer_gone(device, file)
             os.close(fd)
             device.remove(file)
             raise

@@ -384,8 +384,7 @@ class Files(Overlay):
     def _last_writer_gone(self, opened: OpenInode) -> None:
         opened.refresh()
         if opened.lane is Lane.PASSTHROUGH:
-            parent = self._parent(opened.ino)
-            counted = self._lanes.writer_gone(opened.device, opened.gen.file, parent, opened.size)
+            counted = self._lanes.writer_gone(opened.device, opened.gen.file)
             opened.accounted = opened.accounted if counted is None else counted
             self.on_written(opened.lane, max(0, opened.size - opened.gen.size))
         elif opened.unasked:

@@ -53,8 +53,8 @@ class LaneKeeper(Protocol):
     def leave(self, ino: int) -> None:
         """A handle is gone; to be called before its descriptor is closed."""
 
-    def writer_gone(self, device: CacheDevice, file: int, parent: int, size: int) -> int | None:
-        """The last writer closed a file of `size` bytes: nothing is reserved for it any more.
+    def writer_gone(self, device: CacheDevice, file: int) -> int | None:
+        """The last writer closed a file: nothing is reserved for it any more.
 
         Returns the bytes of the file that the ledger has counted, None if it counted none.
         """
@@ -126,7 +126,7 @@ class TrackedOnly:
     def leave(self, ino: int) -> None:
         """Nothing was held."""
 
-    def writer_gone(self, device: CacheDevice, file: int, parent: int, size: int) -> int | None:
+    def writer_gone(self, device: CacheDevice, file: int) -> int | None:
         """Nothing was reserved."""
         return None
 
