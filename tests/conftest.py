@@ -234,6 +234,7 @@ def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
         env: dict[str, str] | None = None,
         arguments: list[str] | None = None,
         endpoint: str | None = None,
+        falls_back: bool = False,
     ) -> tuple[Mount, list[Path]]:
         made: list[Path] = []
         if cache_dirs is None:
@@ -249,6 +250,7 @@ def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
             options={"mount.passthrough": lanes.OPTIONS[lane], **(options or {})},
             env=clean_environment(home, {**getattr(store, "env", {}), **(env or {})}),
             arguments=[*(["--endpoint-url", endpoint] if endpoint else []), *(arguments or [])],
+            falls_back=falls_back,
         )
         return mount, made
 

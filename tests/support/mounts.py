@@ -29,7 +29,7 @@ from typing import Any
 
 from cachefs.fsck import check as fsck
 from cachefs.observe.runfiles import memory_dirs
-from tests.support import commands, fusectl, logs, postmortem
+from tests.support import commands, fusectl, lanes, logs, postmortem
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FAST = {
@@ -125,6 +125,8 @@ class Mount:
     daemon_pid: int = 0
     supervisor_pid: int = 0
     socket: str = ""
+    falls_back: bool = False
+    """It may serve in the tracked lane though it was asked for the other one."""
     spoiled: bool = False
     """The test itself has damaged the cache."""
     _log: Path | None = None
@@ -151,6 +153,9 @@ class Mount:
             said = f"{done.stdout}\n{done.stderr}\n{self.log[-3000:]}"
             raise AssertionError(f"mount failed ({done.returncode}):\n{said}")
         self.reread()
+        if self.lane == "passthrough" and lanes.kernel_has_passthrough() and not self.falls_back:
+            told = self.status()["lanes"]
+            assert told["passthrough"], f"no passthrough on this kernel: {told['reason']}"
         return self
 
     def reread(self) -> None:
