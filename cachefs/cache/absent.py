@@ -27,7 +27,7 @@ class AbsentDevice(CacheDevice):
         """Nobody asked for it, and all that it had is in the store."""
         self.directory = Path(path)
         self.size_limit = 0
-        self.fine_times = False
+        self.fine_times = self.spins = False
         self._kind = kind
         self._survives: Level | None = None
         self.in_memory = False

@@ -104,6 +104,8 @@ class CacheDevice:
         self._fs_type = system.filesystem_type(self.directory)
         self.in_memory = self.kind is DeviceKind.RAM
         """Reading waits for no disk."""
+        self.spins = system.is_spinning(self.directory)
+        """It is a disk of the slow kind."""
         self.fine_times = system.has_fine_times(self._files)
         status = self.directory.stat()
         self._identity = (status.st_dev, status.st_ino)

@@ -10,26 +10,26 @@ from cachefs.model.survival import Level
 
 _SPEED = {DeviceKind.RAM: 0, DeviceKind.DISK: 1, DeviceKind.NETWORK: 2}
 
-# Devices whose headroom is within this part of the largest count as equal and take turns, so that
-# files opened together spread over all of them: bandwidth adds up.
-_ABOUT_EQUAL = 0.9
-
 
 class Placement:
-    """Chooses among the devices of one cache; remembers whose turn it is."""
+    """Chooses among the devices of one cache; remembers whose turn it is.
+
+    Devices that are equally fast take turns, so that files that are written together spread over
+    all of them and bandwidth adds up: as often as their headroom is a part of that of all, so that
+    a smaller one serves as well and they fill up at the same time (smooth weighted round robin).
+    """
 
     def __init__(self, ledgers: Sequence[SpaceLedger]) -> None:
         self._ledgers = tuple(ledgers)
-        self._turn = 0
-        self._chosen_at = {ledger.device.index: 0 for ledger in ledgers}
+        self._credit = {ledger.device.index: 0.0 for ledger in ledgers}
 
     def choose(self, expected_size: int, *, outlives: Level = Level.NONE) -> SpaceLedger | None:
         """The device for a new file of about `expected_size` bytes; None when no device is healthy
         whose bytes survive more than `outlives`.
 
-        The fastest kind that has room and is below its high watermark; among devices of one kind
-        the one with most headroom. A device that is slow at the moment comes last of its kind. When
-        nothing has room: the device with most headroom, and admission decides.
+        The fastest kind that has room and is below its high watermark: RAM, disks, disks that spin,
+        the network. A device that is slow at the moment comes last of its kind. When nothing has
+        room: the device with most headroom, and admission decides.
         """
         healthy = [
             each
@@ -41,24 +41,24 @@ class Placement:
         if len(healthy) == 1:
             return healthy[0]
         roomy = [ledger for ledger in healthy if _has_room(ledger, expected_size)]
-        if roomy:
-            best = min(_rank(ledger) for ledger in roomy)
-            chosen = self._take_turns([ledger for ledger in roomy if _rank(ledger) == best])
-        else:
-            chosen = max(healthy, key=SpaceLedger.headroom)
-        self._turn += 1
-        self._chosen_at[chosen.device.index] = self._turn
-        return chosen
+        if not roomy:
+            return max(healthy, key=SpaceLedger.headroom)
+        best = min(map(_rank, roomy))
+        return self._take_turns([ledger for ledger in roomy if _rank(ledger) == best])
 
     def _take_turns(self, equals: Sequence[SpaceLedger]) -> SpaceLedger:
-        most = max(ledger.headroom() for ledger in equals)
-        near = [ledger for ledger in equals if ledger.headroom() >= _ABOUT_EQUAL * most]
-        return min(near, key=lambda ledger: self._chosen_at[ledger.device.index])
+        whole = sum(ledger.headroom() for ledger in equals)
+        for ledger in equals:
+            self._credit[ledger.device.index] += ledger.headroom() / whole
+        chosen = max(equals, key=lambda ledger: self._credit[ledger.device.index])
+        self._credit[chosen.device.index] -= 1.0
+        return chosen
 
 
 def _has_room(ledger: SpaceLedger, expected_size: int) -> bool:
     return ledger.headroom() >= max(1, expected_size) and not ledger.above_high
 
 
-def _rank(ledger: SpaceLedger) -> tuple[int, bool]:
-    return _SPEED[ledger.device.kind], ledger.device.stalled
+def _rank(ledger: SpaceLedger) -> tuple[int, bool, bool]:
+    device = ledger.device
+    return _SPEED[device.kind], device.spins, device.stalled

@@ -119,6 +119,19 @@ def stack_depth(fs_type: int) -> int:
     return 2 if fs_type in _STACKED else 1
 
 
+def is_spinning(path: str | Path) -> bool:
+    """Whether the disk that holds `path` is said to spin. What nobody can tell does not: a
+    filesystem over several disks, one in memory, one that is elsewhere."""
+    number = os.stat(path).st_dev
+    device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    for place in (device, device.parent):  # Of a partition, the disk's directory is above it.
+        try:
+            return (place / "queue/rotational").read_text().strip() == "1"
+        except OSError:
+            continue
+    return False
+
+
 def boot_id() -> str:
     """Names this run of the machine; another one after it went down. See random(4)."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

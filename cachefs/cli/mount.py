@@ -24,7 +24,7 @@ def mount(
     config: Annotated[str | None, typer.Option(metavar="FILE", help="Settings as TOML.")] = None,
     cache_dir: Annotated[
         list[str] | None,
-        typer.Option(metavar="DIR", help="Cache device; repeat for more, fastest first."),
+        typer.Option(metavar="DIR", help="Cache device; repeat for more."),
     ] = None,
     endpoint_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Endpoint of an S3 service other than AWS.")

@@ -124,7 +124,7 @@ class CacheSettings(_Section):
     """Cache devices and what happens as they fill."""
 
     dirs: Annotated[tuple[AbsolutePath, ...], BeforeValidator(parse_list)] = ()
-    """One directory per cache device, fastest first; `load` fills in a default."""
+    """One directory per cache device, in any order; `load` fills in a default."""
     size: OptSize = Field(default=None, ge=MIB)
     """Bytes over all devices; None: 90 % of what is free at the first mount."""
     full: Literal["wait", "enospc"] = "wait"

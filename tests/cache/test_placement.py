@@ -83,10 +83,21 @@ def test_equals_take_turns(ledgers: list[SpaceLedger]) -> None:
     assert turns == turns[:2] * 3
 
 
-def test_the_emptier_of_a_kind_is_preferred(ledgers: list[SpaceLedger]) -> None:
-    ledgers[1].reserve(1, 3 * GIB)
+def test_turns_are_as_many_as_there_is_headroom(ledgers: list[SpaceLedger]) -> None:
+    """Both are used, and full at the same time."""
+    ledgers[1].reserve(1, 5 * GIB)
+    placement = Placement(ledgers[:3])
+    turns = [chosen(placement, 1) for _ in range(30)]
+    assert turns == [2, 1, 2] * 10
+
+
+def test_a_disk_that_spins_comes_after_those_that_do_not(ledgers: list[SpaceLedger]) -> None:
+    for ledger in ledgers:
+        ledger.device.spins = ledger is ledgers[1]
     placement = Placement(ledgers[:3])
     assert [chosen(placement, 1) for _ in range(3)] == [2, 2, 2]
+    ledgers[2].charge(10 * GIB)
+    assert chosen(placement, 1) == 1, "before the network"
 
 
 def test_a_slow_device_comes_last_of_its_kind(ledgers: list[SpaceLedger]) -> None:

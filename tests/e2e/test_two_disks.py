@@ -1,0 +1,96 @@
+"""Two disks under one cache: the counters of both tell who is written to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.client import Client
+from tests.support.mounts import MountFactory
+
+pytestmark = pytest.mark.either_lane
+
+MIB = 1 << 20
+SHARDS = 8
+OPTIONS = {"cache.size": "400MiB", "cache.meta_reserve": "1MiB", "flush.settle": "60s",
+           "flush.settle_max": "60s"}  # fmt: skip
+
+
+class Disk:
+    """An ext4 on a block device of its own."""
+
+    def __init__(self, image: Path, top: Path) -> None:
+        self.top = top
+        top.mkdir()
+        with open(image, "wb") as file:
+            file.truncate(256 * MIB)
+        subprocess.run(["mkfs.ext4", "-q", image], check=True)
+        subprocess.run(["mount", "-o", "loop", image, top], check=True)
+        found = subprocess.check_output(["findmnt", "-no", "SOURCE", top], text=True).strip()
+        self._sys = Path("/sys/block", os.path.basename(found))
+
+    @property
+    def written(self) -> int:
+        """Bytes so far."""
+        return int((self._sys / "stat").read_text().split()[6]) * 512
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "-l", self.top], check=True)
+
+    def spin(self, yes: bool) -> None:
+        (self._sys / "queue/rotational").write_text(str(int(yes)))
+
+
+@pytest.fixture
+def disks(tmp_path: Path, after_mounts: ExitStack) -> list[Disk]:
+    made = [Disk(tmp_path / f"{n}.img", tmp_path / f"disk{n}") for n in range(2)]
+    for disk in made:
+        disk.spin(False)
+        after_mounts.callback(disk.unmount)
+    return made
+
+
+def save(folder: str, shards: int) -> None:
+    """Several writers at once, and all of it on the disk."""
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    def one(number: int) -> None:
+        fd = os.open(f"{folder}/{number}.safetensors", os.O_WRONLY | os.O_CREAT)
+        for _ in range(6):
+            os.write(fd, os.urandom(1 << 20))
+        os.fsync(fd)
+        os.close(fd)
+
+    with ThreadPoolExecutor(shards) as pool:
+        list(pool.map(one, range(shards)))
+
+
+def test_one_save_is_written_to_both(
+    mounted: MountFactory, dir_store: Any, disks: list[Disk], client: Client
+) -> None:
+    mount = mounted(dir_store, cache_dirs=[d.top / "cache" for d in disks], options=OPTIONS)
+    before = [disk.written for disk in disks]
+    client.run(save, mount.path, SHARDS)
+    shares = [disk.written - start for disk, start in zip(disks, before, strict=True)]
+    assert sum(shares) >= SHARDS * 6 * MIB
+    assert min(shares) >= 0.4 * SHARDS * 6 * MIB, "half each, and what the database takes"
+    assert max(shares) <= 0.8 * SHARDS * 6 * MIB
+
+
+def test_the_one_that_spins_waits_until_it_is_needed(
+    mounted: MountFactory, dir_store: Any, disks: list[Disk], client: Client
+) -> None:
+    disks[0].spin(True)
+    mount = mounted(dir_store, cache_dirs=[d.top / "cache" for d in disks], options=OPTIONS)
+    before = disks[1].written
+    client.run(save, mount.path, SHARDS)
+    assert disks[1].written - before >= SHARDS * 6 * MIB
+    used = [each["used_bytes"] for each in mount.status()["cache"]["devices"]]
+    assert used[0] == 0
+    assert used[1] >= SHARDS * 6 * MIB
