@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -56,6 +57,33 @@ def test_json(tmp_path: Path) -> None:
     assert document["workload"]["ranks"] == 3
     assert [result["style"] for result in document["results"]] == ["async"]
     assert document["results"][0]["latency"]["write"]["count"] == 3 * 2 * 4 * 2
+
+
+def _on_a_terminal(command: list[str], out: Path) -> str:
+    """What a command shows there; its standard output goes to a file."""
+    screen, terminal = os.openpty()
+    env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}
+    with out.open("wb") as file:
+        process = subprocess.Popen(command, env=env, stdout=file, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error
+        while data := os.read(screen, 1 << 16):
+            shown += data
+    os.close(screen)
+    assert process.wait(60) == 0
+    return shown.decode()
+
+
+def test_files_and_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    """The result alone goes to standard output."""
+    out = tmp_path / "out"
+    words = ["-m", "cachefs", "bench", str(tmp_path), *SMALL, "--files", "3", "--style", "async"]
+    shown = _on_a_terminal([sys.executable, *words], out)
+    assert "3.0/3.0 MiB" in shown
+    rows = [line.split() for line in out.read_text().splitlines()]
+    (opened,) = (row for row in rows if row[1:3] == ["async", "open"])
+    assert opened[3] == "12", "ranks, files, rounds"
 
 
 def test_direct_io(tmp_path: Path) -> None:
