@@ -82,6 +82,18 @@ class Contents(Endings):
             raise OSError(errno.EIO, "no cache device is healthy")
         return ledger.device
 
+    def new_file(self, expected: int = 0) -> tuple[CacheDevice, int, int]:
+        """A new cache file where there is room for `expected` bytes: (device, its number there,
+        descriptor). A device that is found to have gone just now is passed over. OSError."""
+        while True:
+            device, file = self.place(expected), self.new_file_number()
+            try:
+                return device, file, device.create(file)
+            except OSError:
+                device.look()
+                if device.healthy:
+                    raise
+
     def create(
         self,
         inode: InodeRow,
@@ -96,9 +108,7 @@ class Contents(Endings):
         `link` stores the inode, in the same transaction. Raises OSError from the device before
         anything changed.
         """
-        device = self.place(self._lanes.expected(parent) if passthrough else 0)
-        file = self.new_file_number()
-        fd = device.create(file)
+        device, file, fd = self.new_file(self._lanes.expected(parent) if passthrough else 0)
         lane = Lane.TRACKED
         try:
             with self._meta.transaction(Change.CREATE):
@@ -223,9 +233,7 @@ class Contents(Endings):
 
     async def _open_remote(self, inode: InodeRow) -> OpenInode:
         source = self._remote.object_of(inode)
-        device = self.place(inode.size)
-        file = self.new_file_number()
-        fd = device.create(file)
+        device, file, fd = self.new_file(inode.size)
         try:
             os.ftruncate(fd, source.size)
             reach(Point.OPEN_REMOTE_AFTER_FILE)

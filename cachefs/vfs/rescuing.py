@@ -74,9 +74,8 @@ class Rescuer:
         self._queue.kick()
 
     async def _rescue(self, row: GenerationRow) -> bool:
-        device = self._contents.place(row.size)
-        file = self._contents.new_file_number()
-        os.close(device.create(file))
+        device, file, fd = self._contents.new_file(row.size)
+        os.close(fd)
         try:
             found = await self.find(row, device.path(file))
             if found:

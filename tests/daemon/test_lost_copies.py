@@ -118,6 +118,19 @@ async def test_a_file_that_is_closed_before_it_could_move_is_sealed_when_it_has(
 
 
 @in_ram
+async def test_nobody_is_told_of_ram_that_went_just_now(made: Lab) -> None:
+    """Before it was noticed: new files, and those that are fetched, are placed elsewhere."""
+    await made.write("old", b"1" * 9000)
+    await made.wait()
+    assert (await made.ask("evict", paths=["old"]))["files"] == 1
+    shutil.rmtree(made.services.devices[0].directory)
+    await made.write("new", b"2" * 9000)
+    assert await read(made, "old") == b"1" * 9000
+    assert await read(made, "new") == b"2" * 9000
+    assert row_of(made, "new").device == 1
+
+
+@in_ram
 async def test_a_reader_may_not_write_to_what_is_lost(made: Lab) -> None:
     await synced(made, "f", b"1" * 9000, b"")
     reader = await made.open("f", os.O_RDONLY)
@@ -130,6 +143,19 @@ async def test_a_reader_may_not_write_to_what_is_lost(made: Lab) -> None:
     await made.put(fh, b"2")
     made.close(fh)
     assert await read(made, "f") == b"2" + b"1" * 8999
+
+
+@in_ram
+async def test_what_was_closed_first_leaves_ram_first(made: Lab) -> None:
+    order: list[int] = []
+    made.services.spiller.on_spilled = order.append
+    handles = [await made.open(name) for name in ("a", "b", "c", "d")]
+    for number, fh in enumerate(handles):
+        await made.put(fh, bytes(1000 + number))
+    for number in (2, 0, 3, 1):
+        made.close(handles[number])
+    await made.services.spiller.round()
+    assert order == [1002, 1000, 1003, 1001]
 
 
 @in_lab()

@@ -219,6 +219,29 @@ async def test_a_checkpoint_that_its_shards_tell_of_is_removed_whole(warm: Warm)
     assert len(warm.shown()) == 4
 
 
+@in_tier("tiers.warm_bytes=10", "tiers.warm_every=4")
+async def test_as_many_as_fit_and_some_for_ever(warm: Warm) -> None:
+    """Each has three bytes."""
+    for step in (1, 2, 3, 4, 5, 6):
+        await save(warm, step)
+        await warm.settle()
+    await warm.lab.wait()
+    await warm.tiering.retain()
+    assert {path.split("/")[0] for path in warm.shown()} == {f"step-{n}" for n in (3, 4, 5, 6)}
+    assert len(warm.lab.bucket.keys()) == 12
+
+
+@in_tier("tiers.warm_age=300ms")
+async def test_those_that_are_too_old_go_by_themselves(warm: Warm) -> None:
+    """The newest stays, however old it is."""
+    for step in (1, 2):
+        await save(warm, step)
+        await warm.settle()
+    await warm.lab.wait()
+    warm.lab.nursery.start_soon(warm.tiering.run)
+    await until(lambda: {path.split("/")[0] for path in warm.shown()} == {"step-2"}, timeout=10)
+
+
 # ---- before the bucket -------------------------------------------------------------------------
 
 

@@ -93,6 +93,49 @@ def test_what_is_left_is_read(
     assert mount.xattr("survives", "model.bin") == "site"
 
 
+def fresh(path: Path) -> bytes:
+    """Content without what the kernel remembers of it."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.read()
+
+
+@pytest.mark.timeout(120)
+def test_what_is_left_is_read_while_mounted(
+    mounted: MountFactory, bucket: Any, link: Any, dirs: list[Path], disk_dir: Path
+) -> None:
+    """The same without a restart in between."""
+    warm = disk_dir / "warm"
+    warm.mkdir()
+    mount = mounted(
+        bucket,
+        endpoint=link.endpoint,
+        cache_dirs=dirs,
+        options={"tiers.warm": str(warm)},
+        allow=(*LOST, *KEPT),
+    )
+    assert os.listdir(mount.path) == []
+    link.cut()
+    body = os.urandom(3 * MIB + 5)
+    file = mount.path / "model.bin"
+    file.write_bytes(body)
+    mount.wait(file, survives="instance", timeout=30)
+    poll(lambda: kind_of(mount, "model.bin") == "disk", 10)
+    mount.spoiled = True  # by the test
+    shutil.rmtree(dirs[0])
+    assert fresh(file) == body
+    lose(dirs[1] / "files")
+    assert fresh(file) == body
+    assert mount.xattr("survives", "model.bin") == "instance"
+    link.mend()
+    mount.wait(file, survives="site", timeout=60)
+    assert bucket.get("model.bin") == body
+    shutil.rmtree(warm)
+    lose(dirs[1] / "files")
+    assert fresh(file) == body
+    assert mount.xattr("survives", "model.bin") == "site"
+
+
 def test_new_files_begin_in_ram_and_leave_it(
     mounted: MountFactory, bucket: Any, dirs: list[Path]
 ) -> None:
