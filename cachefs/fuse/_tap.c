@@ -6,8 +6,8 @@
  *  - Takeover: what the next daemon needs lives in memory that outlasts this one.
  *
  * It is at once the extension module cachefs.fuse._tap and, loaded RTLD_GLOBAL before pyfuse3, the
- * object whose fuse_session_mount pyfuse3 ends up calling. Parts: _tap_session.c (getting in
- * between, negotiating), _tap_read.c, _tap_io.c (requests and replies), _tap_queue.c (requests read
+ * object whose fuse_session_mount pyfuse3 ends up calling. Parts: _tap_session.c and _tap_hook.c
+ * (getting in between, negotiating), _tap_read.c, _tap_io.c (requests and replies), _tap_queue.c (requests read
  * ahead), _tap_small.c, _tap_journal.c and _tap_grants.c (small files), _tap_takeover.c,
  * _tap_backing.c, _tap_fallocate.c, _tap_state.c (tables). This file: the Python
  * functions, all of them short and taking the lock for table work only.
@@ -92,11 +92,12 @@ static PyObject *py_configure(PyObject *self, PyObject *args)
 static PyObject *py_resolve(PyObject *self, PyObject *args)
 {
     const char *library;
+    int by_hook;
 
     (void)self;
-    if (!PyArg_ParseTuple(args, "s", &library))
+    if (!PyArg_ParseTuple(args, "sp", &library, &by_hook))
         return NULL;
-    return PyUnicode_FromString(tap_resolve(library) ? tap.why : "");
+    return PyUnicode_FromString(tap_resolve(library, by_hook) ? tap.why : "");
 }
 
 static PyObject *py_why(PyObject *self, PyObject *ignored)
@@ -121,8 +122,9 @@ static PyObject *py_info(PyObject *self, PyObject *ignored)
         memcpy(&reply, header->init_reply, sizeof reply);
     takeovers = header->takeovers;
     return Py_BuildValue(
-        "{s:O,s:O,s:O,s:O,s:I,s:I,s:I,s:I,s:I,s:K,s:K,s:i}",
+        "{s:O,s:O,s:O,s:O,s:O,s:I,s:I,s:I,s:I,s:I,s:K,s:K,s:i}",
         "mounted", tap.mounted ? Py_True : Py_False,
+        "hooked", tap.hooked ? Py_True : Py_False,
         "taken_over", tap.taken_over ? Py_True : Py_False,
         "negotiated", header->init_state ? Py_True : Py_False,
         "takeover_possible", header->flags & FLAG_TAKEOVER_POSSIBLE ? Py_True : Py_False,
@@ -407,7 +409,7 @@ static PyObject *py_times_of_now(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"configure", py_configure, METH_VARARGS, "(state_fd, passthrough, takeover, stack_depth)"},
-    {"resolve", py_resolve, METH_VARARGS, "(path of pyfuse3's shared object) -> why not, or ''"},
+    {"resolve", py_resolve, METH_VARARGS, "(path of pyfuse3's shared object, by hook) -> why not, or ''"},
     {"why", py_why, METH_NOARGS, "() -> what went wrong last"},
     {"info", py_info, METH_NOARGS, "() -> dict"},
     {"backing_open", py_backing_open, METH_VARARGS, "(fd) -> backing id"},

@@ -233,6 +233,7 @@ struct job { /* one FALLOCATE for a worker */
 struct tap {
     pthread_mutex_t lock; /* guards all below and the tables; never held over a blocking call */
     struct tap_state state;
+    bool hooked; /* libfuse got no functions of ours, its calls are redirected */
     bool configured, mounted, taken_over, takeover_wanted, want_passthrough, paused, replaying;
     uint32_t stack_depth;
     int device, poll, timer; /* /dev/fuse; what pyfuse3 waits on: device and timer together */
@@ -356,9 +357,12 @@ void tap_pause(bool paused);
 /* _tap_takeover.c */
 int tap_take_over(void *session);
 
+/* _tap_hook.c */
+int tap_hook(const void *function_of_library);
+
 /* _tap_session.c */
 extern int (*const tap_own_mount)(void *, const char *);
-int tap_resolve(const char *library);
+int tap_resolve(const char *library, bool by_hook);
 void tap_patch_init(struct init_out *out, const struct init_in *in);
 
 #pragma GCC visibility pop

@@ -3,6 +3,7 @@
  * pyfuse3 calls fuse_session_mount; as this object was loaded RTLD_GLOBAL before pyfuse3, the call
  * arrives here. The tap needs no libfuse to build: it asks the dynamic linker for the functions of
  * the very library that pyfuse3 is linked to, and picks the calling form by what that library has.
+ * Where that has no custom I/O, its calls are redirected (_tap_hook.c).
  */
 #include "_tap.h"
 
@@ -11,6 +12,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* As in fuse_lowlevel.h; later versions append members, the size says that these four are meant. */
 struct custom_io {
@@ -19,6 +21,7 @@ struct custom_io {
     void *splice_receive, *splice_send;
 };
 
+#define WITHOUT_CUSTOM_IO 318 /* fuse_version() from which it may have been left out */
 #define MAX_BACKGROUND 65535 /* a RELEASE must never wait in the kernel behind a limit */
 
 static int fail(const char *why)
@@ -28,10 +31,17 @@ static int fail(const char *why)
     return -1;
 }
 
-static int resolve(const char *library)
+static int hook(void)
+{
+    tap.hooked = !tap_hook((void *)(uintptr_t)tap.real_mount);
+    return tap.hooked ? 0 : fail("libfuse has no custom I/O, and its calls cannot be redirected");
+}
+
+static int resolve(const char *library, bool by_hook)
 {
     void *handle = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
     void *seen = dlsym(RTLD_DEFAULT, "fuse_session_mount");
+    int (*version)(void) = NULL;
 
     if (!handle)
         return fail("pyfuse3 is not loaded");
@@ -41,6 +51,7 @@ static int resolve(const char *library)
     *(void **)&tap.io_317 = dlsym(handle, "fuse_session_custom_io_317");
     /* By version: under the same name later libraries have a function of four arguments. */
     *(void **)&tap.io_314 = dlvsym(handle, "fuse_session_custom_io", "FUSE_3.0");
+    *(void **)&version = dlsym(handle, "fuse_version");
     dlclose(handle);
     if (seen != (void *)tap_own_mount)
         return fail("the tap was not loaded for all to see (RTLD_GLOBAL)");
@@ -48,12 +59,12 @@ static int resolve(const char *library)
         return fail("libfuse's functions cannot be found");
     if (!tap.io_317 && !tap.io_314)
         return fail("libfuse is older than 3.14");
-    return 0;
+    return by_hook || (version && version() >= WITHOUT_CUSTOM_IO) ? hook() : 0;
 }
 
-int tap_resolve(const char *library)
+int tap_resolve(const char *library, bool by_hook)
 {
-    tap.configured = tap.configured && !resolve(library);
+    tap.configured = tap.configured && !resolve(library, by_hook);
     return tap.configured ? 0 : -1;
 }
 
@@ -86,6 +97,25 @@ static int prepare_device(int fd)
     return queue_open_poll() ? fail("cannot set up polling of the FUSE descriptor") : 0;
 }
 
+/* What libfuse polls is to be under the number that it has for the device. */
+static int take_the_place_of(int fd)
+{
+    if (dup3(tap.poll, fd, O_CLOEXEC) < 0)
+        return fail("cannot set up polling of the FUSE descriptor");
+    close(tap.poll);
+    tap.poll = fd;
+    return 0;
+}
+
+static int enter_by_hook(void *session)
+{
+    int fd = tap.session_fd(session), device = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+
+    if (device < 0)
+        return fail("cannot set up the FUSE descriptor");
+    return prepare_device(device) || take_the_place_of(fd) ? -1 : 0;
+}
+
 static int install(void *session)
 {
     struct custom_io io = {.writev = tap_writev, .read = tap_read};
@@ -101,7 +131,8 @@ static int mount(void *session, const char *mountpoint)
 
     if (result)
         return result;
-    if (prepare_device(tap.session_fd(session)) || install(session))
+    if (tap.hooked ? enter_by_hook(session)
+                   : prepare_device(tap.session_fd(session)) || install(session))
         return -1;
     tap.mounted = true;
     return tap.state.header->init_state ? tap_take_over(session) : 0;

@@ -411,14 +411,17 @@ def load(
     stack_depth: int = 1,
     *,
     want_takeover: bool = True,
+    by_hook: bool = False,
 ) -> Tap | Reason:
     """Get between pyfuse3 and libfuse; once per process, before pyfuse3 is imported.
 
     `state_fd`: memory shared with the supervisor, None for none (then no takeover).
     `stack_depth`: 1, or 2 when a cache device is itself a stacked filesystem (overlayfs).
+    `by_hook`: go around libfuse's custom I/O as where it has none (from 3.18 on that is usual).
     Raises MountError when the mount is live and there can be no tap.
     """
-    tap = _load(-1 if state_fd is None else state_fd, want_passthrough, stack_depth, want_takeover)
+    fd = -1 if state_fd is None else state_fd
+    tap = _load(fd, want_passthrough, stack_depth, want_takeover, by_hook)
     if isinstance(tap, Reason) and state_fd is not None and is_live(state_fd):
         raise MountError(f"the mount cannot be taken over: {tap}")
     return tap
@@ -430,7 +433,9 @@ def is_live(state_fd: int) -> bool:
     return int.from_bytes(state, sys.byteorder) != 0
 
 
-def _load(state_fd: int, want_passthrough: bool, depth: int, want_takeover: bool) -> Tap | Reason:
+def _load(
+    state_fd: int, want_passthrough: bool, depth: int, want_takeover: bool, by_hook: bool
+) -> Tap | Reason:
     if _missing:
         return Reason(_missing)
     if "pyfuse3" in sys.modules:
@@ -442,7 +447,7 @@ def _load(state_fd: int, want_passthrough: bool, depth: int, want_takeover: bool
         return Reason(str(error))
     import pyfuse3
 
-    problem = _tap.resolve(pyfuse3.__file__)
+    problem = _tap.resolve(pyfuse3.__file__, by_hook)
     return Reason(problem) if problem else Tap(unwanted)
 
 

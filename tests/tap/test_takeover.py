@@ -83,8 +83,9 @@ def test_streams_and_maps_do_not_notice_kills(toy: MakeToy, place: str) -> None:
     wait_until(lambda: mount.report()["backings"] == {})
 
 
-def test_kills_under_churn_leave_nothing_behind(toy: MakeToy) -> None:
-    mount = toy()
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_kills_under_churn_leave_nothing_behind(toy: MakeToy, by_hook: bool) -> None:
+    mount = toy(by_hook=by_hook)
     seed = random.Random(1)
     clients = [mount.client(CHURN, mark, 6) for mark in ("a", "t-b", "c")]
     kills, end = 0, time.monotonic() + 5
@@ -223,8 +224,9 @@ def test_no_takeover_when_it_is_off(toy: MakeToy) -> None:
     assert not mount.mnt.is_mount()
 
 
-def test_a_pause_hands_over_without_sending_anything_twice(toy: MakeToy) -> None:
-    mount = toy()
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_a_pause_hands_over_without_sending_anything_twice(toy: MakeToy, by_hook: bool) -> None:
+    mount = toy(by_hook=by_hook)
     client = mount.client(CHURN, "a", 3)
     for _ in range(3):
         time.sleep(0.3)

@@ -32,6 +32,7 @@ _loaded = tap_module.load(
     OPTIONS.get("passthrough", True),
     OPTIONS.get("stack_depth", 1),
     want_takeover=OPTIONS.get("takeover", True),
+    by_hook=OPTIONS.get("by_hook", False),
 )
 if isinstance(_loaded, tap_module.Reason):
     sys.exit(f"no tap: {_loaded}")
