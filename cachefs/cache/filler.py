@@ -36,12 +36,14 @@ from cachefs.model.extents import ExtentSet
 
 CHUNK = 8 << 20
 """Bytes that are fetched at least."""
-RUN = 4
+RUN = 8
 """Chunks of one ranged GET at most."""
 MAX_IN_FLIGHT = 16
 """Requests of one fill under way at a time."""
 
-_PARALLEL = 8  # requests that are wanted under way before they get longer
+_FEWEST = 2  # chunks of a request, where so many are wanted
+_LONG, _PARTS = 4, 16  # chunks of a request at most, unless that is less than a part of the object
+_PARALLEL = 4  # requests that are wanted under way before they get longer
 _STREAMS = 8  # sequential readers of one fill that are told apart
 
 
@@ -181,7 +183,10 @@ class Filler:
         self._max_in_flight = max_in_flight
         self._run = run
         self._on_fetched = on_fetched
+        self.room: Callable[[Fill], int] = lambda fill: fill.size
+        """Bytes that may be fetched ahead now, on the device of a fill's file."""
         self._active = 0
+        self._coming = 0
         self._queue: deque[tuple[Fill, _Job]] = deque()
 
     @property
@@ -247,7 +252,7 @@ class Filler:
         if fill.stale:
             raise _stale(fill)
         stop = -(-end // self._chunk)
-        length = self._length(stop - first)
+        length = self._length(fill, stop - first)
         job = fill._jobs.get(first) or self._begin(fill, first, min(first + length, stop))
         for index in missing:
             if fill._requests >= self._max_in_flight:
@@ -266,10 +271,13 @@ class Filler:
                     yield index
                 last = index
 
-    def _length(self, wanted: int) -> int:
+    def _length(self, fill: Fill, wanted: int) -> int:
         """Chunks for one request when so many are wanted: few until enough requests are under way,
-        which is what makes a distant store fast; then more, since each costs something."""
-        return max(1, min(self._run, wanted // max(1, _PARALLEL - self._active)))
+        which is what makes a distant store fast; then more, since each costs something. Of no
+        object a large part: what is on its way can be neither read nor evicted."""
+        longest = min(self._run, max(_LONG, fill.size // self._chunk // _PARTS))
+        share = wanted // max(1, _PARALLEL - self._active)
+        return min(longest, max(share, min(_FEWEST, wanted), 1))
 
     def _begin(self, fill: Fill, index: int, stop: int) -> _Job:
         """One request for a chunk and for those that follow and lack as well, up to `stop`."""
@@ -280,6 +288,7 @@ class Filler:
         fill._jobs.update(dict.fromkeys(job.chunks, job))
         fill._requests += 1
         self._active += 1
+        self._coming += job.end - job.start
         self._queue.append((fill, job))
         self._nursery.start_soon(self._run_next)
         return job
@@ -308,6 +317,7 @@ class Filler:
                 del fill._jobs[index]
             fill._requests -= 1
             self._active -= 1
+            self._coming -= job.end - job.start
             job.done.set()
 
     async def _fetch_gaps(self, fill: Fill, job: _Job) -> None:
@@ -332,11 +342,14 @@ class Filler:
         missing = [
             i for i in self._missing_chunks(fill, position, ahead_end) if i not in fill._jobs
         ]
-        length = self._length(len(missing))
+        length = self._length(fill, len(missing))
+        room = self.room(fill)
         for index in missing:
             # Readahead of all fills together stays within a few windows: it must not queue in front
             # of what somebody is waiting for.
             if fill._requests >= self._max_in_flight or self._active >= 2 * self._max_in_flight:
+                return
+            if self._coming + length * self._chunk > room:
                 return
             if index not in fill._jobs:
                 self._begin(fill, index, min(index + length, stop))

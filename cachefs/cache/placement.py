@@ -46,6 +46,14 @@ class Placement:
         best = min(map(_rank, roomy))
         return self._take_turns([ledger for ledger in roomy if _rank(ledger) == best])
 
+    def room(self, path: str) -> int:
+        """Bytes that nobody has taken on the device that a cache file is on."""
+        return sum(
+            ledger.headroom()
+            for ledger in self._ledgers
+            if path.startswith(f"{ledger.device.directory}/")
+        )
+
     def _take_turns(self, equals: Sequence[SpaceLedger]) -> SpaceLedger:
         whole = sum(ledger.headroom() for ledger in equals)
         for ledger in equals:

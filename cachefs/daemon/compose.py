@@ -17,7 +17,7 @@ from cachefs.cache.placement import Placement
 from cachefs.config import Settings
 from cachefs.daemon.census import open_keys
 from cachefs.daemon.counting import damage_reporter, store_observer, write_observer
-from cachefs.daemon.fetching import checksums
+from cachefs.daemon.fetching import checksums, make_prefetcher
 from cachefs.daemon.keeping import HotTier
 from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.restraint import make_restraint
@@ -40,7 +40,6 @@ from cachefs.fuse.lanes import PassthroughLanes
 from cachefs.fuse.tap import Tap
 from cachefs.meta import Meta
 from cachefs.model import names
-from cachefs.model.checkpoints import checkpoint_root
 from cachefs.model.effects import OrderRules, is_unordered
 from cachefs.model.pacer import PacerRules
 from cachefs.model.survival import Level
@@ -351,7 +350,7 @@ def compose(
         leaving=leaving,
         announce=announce,
         commits=commits,
-        prefetcher=_prefetcher(settings, meta, files, contents, space),
+        prefetcher=make_prefetcher(settings, meta, files, contents, space),
         refresher=_refresher(settings, meta, queue, table, namespace, remote, metrics),
         small=small,
         spiller=spiller,
@@ -403,24 +402,6 @@ def connect_offloader(
     offloader.note_changes = files.note_changes
     offloader.can_copy = lambda: session.capabilities is not None and session.capabilities.copy_part
     offloader.on_offloaded = metrics.counter("cachefs_offloaded_bytes_total").inc
-
-
-def _prefetcher(
-    settings: Settings, meta: Meta, files: Files, contents: Contents, space: Space
-) -> Prefetcher:
-    patterns = settings.checkpoint.patterns
-
-    def room() -> int:
-        """What can be had without pushing out anything that is in use."""
-        return space.room() // 2
-
-    return Prefetcher(
-        meta,
-        files,
-        contents,
-        is_checkpoint=lambda path: checkpoint_root(path, patterns) is not None,
-        room=room if settings.cache.prefetch else lambda: -1,
-    )
 
 
 def _refresher(

@@ -1,15 +1,23 @@
-"""What the filler fetches with, and how what it fetched is compared."""
+"""What the filler fetches with, how what it fetched is compared, what is fetched ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
 from cachefs.cache.filler import Fetch, Fill
+from cachefs.config.settings import Settings
 from cachefs.daemon.tiering import ReadWarm, read_nothing
 from cachefs.errors import Corrupt
 from cachefs.flush.client import StoreClient
+from cachefs.meta import Meta
+from cachefs.model.checkpoints import checkpoint_root
+from cachefs.model.names import matches
 from cachefs.observe.metrics import Metrics
 from cachefs.store.base import FileRange, Received
+from cachefs.vfs.contents import Contents
+from cachefs.vfs.files import Files
+from cachefs.vfs.prefetch import Prefetcher
+from cachefs.vfs.space import Space
 
 
 def fetcher(client: StoreClient, metrics: Metrics, read_warm: ReadWarm = read_nothing) -> Fetch:
@@ -38,8 +46,31 @@ def checksums(client: StoreClient) -> Callable[[Fill], Awaitable[int]]:
 
     async def checksum(fill: Fill) -> int:
         pieces = fill.pieces()
+        if pieces is not None and len(pieces) == 1:
+            return pieces[0][0]
         if pieces is not None:
             return await client.combine(pieces)
         return await client.checksum(FileRange(fill.path, 0, fill.size))
 
     return checksum
+
+
+def make_prefetcher(
+    settings: Settings, meta: Meta, files: Files, contents: Contents, space: Space
+) -> Prefetcher:
+    """Fetches the rest of a checkpoint, if that is wanted."""
+    patterns = settings.checkpoint.patterns
+    wanted = settings.cache.prefetch
+
+    def room() -> int:
+        """What can be had without pushing out anything that is in use."""
+        return space.room() // 2
+
+    return Prefetcher(
+        meta,
+        files,
+        contents,
+        is_checkpoint=lambda path: wanted and checkpoint_root(path, patterns) is not None,
+        is_data=lambda path: wanted and matches(settings.order.data, path),
+        room=room,
+    )

@@ -187,6 +187,7 @@ class Server:
             gather=small.gather,
             on_created=small.created,
         )
+        operations.before_open = parts.prefetcher.before_open
         address = self._metrics.serve(self._settings.metrics.address)
         services = self._services(parts, tap, reason, address)
         join(operations, self._arguments.fuse_fd, tap, live=self._takes_over())

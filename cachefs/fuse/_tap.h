@@ -32,6 +32,7 @@ enum {
 #define INIT_WRITEBACK_CACHE (1u << 16)
 #define INIT_HANDLE_KILLPRIV_V2 (1u << 28)
 #define INIT_EXT (1u << 30)
+#define INIT2_DIRECT_IO_ALLOW_MMAP (1u << 4)
 #define INIT2_PASSTHROUGH (1u << 5)
 #define INIT2_HAS_RESEND (1u << 7)
 

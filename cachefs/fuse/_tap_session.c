@@ -76,7 +76,7 @@ void tap_patch_init(struct init_out *out, const struct init_in *in)
 
     out->flags &= ~INIT_WRITEBACK_CACHE; /* excludes passthrough */
     out->flags |= in->flags & (INIT_HANDLE_KILLPRIV_V2 | INIT_EXT);
-    out->flags2 |= offered2 & INIT2_HAS_RESEND;
+    out->flags2 |= offered2 & (INIT2_HAS_RESEND | INIT2_DIRECT_IO_ALLOW_MMAP);
     if (tap.want_passthrough && (offered2 & INIT2_PASSTHROUGH)) {
         out->flags2 |= INIT2_PASSTHROUGH;
         out->max_stack_depth = tap.stack_depth;

@@ -188,6 +188,8 @@ class PassthroughLanes:
             if backing is not None:
                 self._tap.set_passthrough(handle.fh, backing)
             return False
+        if opened.read_once and opened.fill is not None and not handle.writable:
+            handle.direct = self._tap.direct_ok
         keep = opened.ino in self._coherent or handle.flags & os.O_CREAT != 0
         if len(self._coherent) > _REMEMBERED:
             self._coherent.clear()

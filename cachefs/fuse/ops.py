@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pyfuse3
@@ -81,6 +81,9 @@ class CacheOperations(pyfuse3.Operations):
         self.settle = files.table.settle
         self.gather = gather
         self._on_created = on_created
+        self.before_open: Callable[[int, int], Awaitable[None]] = _at_once
+        """Awaited with inode and flags before a file is opened; returns without having waited when
+        it is to be written to."""
         self.applied: set[int] = set()
         self.observer = observer
         self.durations: dict[str, Callable[[float], None]] = _Durations(observer.seconds)
@@ -405,11 +408,13 @@ class CacheOperations(pyfuse3.Operations):
 
     @guarded
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        await self.before_open(inode, flags)
         return self._opened(await self._files.open(inode, flags))
 
     def _opened(self, handle: Handle) -> pyfuse3.FileInfo:
         keep = self._announce(handle)
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle.fh), keep_cache=keep)
+        fh = pyfuse3.FileHandleT(handle.fh)
+        return pyfuse3.FileInfo(fh=fh, direct_io=handle.direct, keep_cache=keep)
 
     @guarded
     async def read(self, fh: int, off: int, size: int) -> bytes:
@@ -431,6 +436,10 @@ class CacheOperations(pyfuse3.Operations):
     @guarded
     async def fsync(self, fh: int, datasync: bool) -> None:
         await self._files.fsync(fh)
+
+
+async def _at_once(inode: int, flags: int) -> None:
+    """Nothing has to be done before."""
 
 
 def _no_request() -> int:

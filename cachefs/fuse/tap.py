@@ -63,6 +63,7 @@ finally:
     sys.setdlopenflags(_dlopenflags)
 
 _CAP_SYS_ADMIN = 21
+_INIT2_DIRECT_IO_ALLOW_MMAP = 1 << 4
 _INIT2_PASSTHROUGH = 1 << 5
 _INIT_STATE = 28
 """Offset in the state; see the head of _tap.c."""
@@ -241,7 +242,7 @@ class Tap:
 
     def __init__(self, passthrough_reason: str) -> None:
         self._unwanted = passthrough_reason
-        self._ok = False
+        self._ok = self._direct_ok = False
         # Straight to C: these are called for every open and release.
         self.acquire = _tap.acquire
         """(inode, fd) -> backing id; counts a handle. OSError: EBUSY the inode is pinned to
@@ -322,6 +323,13 @@ class Tap:
         if not self._ok and not self._unwanted:
             self._ok = bool(_tap.info()["flags2"] & _INIT2_PASSTHROUGH)
         return self._ok
+
+    @property
+    def direct_ok(self) -> bool:
+        """Whether what is opened for direct I/O can be mapped as well (Linux 6.6 or newer)."""
+        if not self._direct_ok:
+            self._direct_ok = bool(_tap.info()["flags2"] & _INIT2_DIRECT_IO_ALLOW_MMAP)
+        return self._direct_ok
 
     @property
     def passthrough_reason(self) -> str:

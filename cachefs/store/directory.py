@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -337,7 +338,7 @@ class DirectoryStore:
             draft.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _reading(self, key: str, if_match: str | None) -> Iterator[tuple[BinaryIO, ObjectInfo]]:
+    def _reading(self, key: str, if_match: str | None) -> Iterator[tuple[FileIO, ObjectInfo]]:
         """The object's file, which stays what it is whatever happens to the name."""
         with self._operation("GET", key, reading=True), contextlib.ExitStack() as stack:
             if key.endswith("/"):

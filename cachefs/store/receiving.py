@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import threading
+from typing import Protocol
 
 from cachefs.store import crc
 from cachefs.store.base import Received
-from cachefs.store.transfer import BUFFER, check_abandoned, local_error
+from cachefs.store.transfer import check_abandoned, local_error
 
+BUFFER = 256 << 10
+"""Bytes per write: half of a second-level cache, and few enough system calls for none to count."""
 NOTHING = Received(0, 0)
 
+_current = threading.local()
 
-def receive(stream: Any, path: str, at: int, size: int) -> Received:
-    """Write up to `size` bytes of a stream with `read` into the existing file `path` from offset
-    `at` on. Their checksum is taken while they are in the processor's cache: to read the file once
-    more for it costs as much as the network does. Raises CacheError of a kind for trouble with the
-    file."""
+
+class Source(Protocol):
+    """Where bytes come from."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the buffer, or as much of it as there is until the end; the number of bytes."""
+
+
+def receive(source: Source, path: str, at: int, size: int) -> Received:
+    """Write up to `size` bytes of a source into the existing file `path` from offset `at` on. Their
+    checksum is taken while they are in the processor's cache: to read the file once more for it
+    costs as much as the network does. Raises CacheError of a kind for trouble with the file."""
     done = value = 0
+    buffer = _buffer()
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -25,19 +37,26 @@ def receive(stream: Any, path: str, at: int, size: int) -> Received:
     try:
         while done < size:
             check_abandoned()
-            piece = stream.read(min(BUFFER, size - done))
-            if not piece:
+            count = source.readinto(buffer[: size - done])
+            if not count:
                 break
-            value = crc.extend(value, piece)
-            _write_all(fd, piece, at + done, path)
-            done += len(piece)
+            value = crc.extend(value, buffer[:count])
+            _write_all(fd, buffer[:count], at + done, path)
+            done += count
     finally:
         os.close(fd)
     return Received(done, value)
 
 
-def _write_all(fd: int, piece: bytes, at: int, path: str) -> None:
-    view = memoryview(piece)
+def _buffer() -> memoryview:
+    """This thread's."""
+    view: memoryview | None = getattr(_current, "view", None)
+    if view is None:
+        view = _current.view = memoryview(bytearray(BUFFER))
+    return view
+
+
+def _write_all(fd: int, view: memoryview, at: int, path: str) -> None:
     try:
         while view:
             count = os.pwrite(fd, view, at)

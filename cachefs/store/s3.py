@@ -44,6 +44,7 @@ from cachefs.store.s3base import (
     opened,
     quoted,
 )
+from cachefs.store.s3body import Body as ReplyBody
 from cachefs.store.s3client import S3Options
 from cachefs.store.s3errors import code_of, from_code
 from cachefs.store.s3uploads import S3Uploads
@@ -143,7 +144,7 @@ class S3Store(S3Uploads):
                 return NOTHING
             size = int(reply["ContentLength"])
             with reply["Body"] as stream:
-                got = receive(stream, path, start if at is None else at, size)
+                got = receive(ReplyBody(stream), path, start if at is None else at, size)
         if got.size != size:
             raise Transient(f"GET {key}: {got.size} of {size} bytes came")
         return got

@@ -46,6 +46,7 @@ class Contents(Endings):
         super().__init__(meta, queue, devices)
         self._placement = placement
         self._filler = filler
+        filler.room = lambda fill: placement.room(fill.path)
         self._remote = remote
         self._lanes = lanes
         self._last_file = meta.generations.last_file()
@@ -59,8 +60,9 @@ class Contents(Endings):
         """Called with the key of what was fetched and had not the checksum that it should have."""
         self.rescue: Callable[[int], Awaitable[bool]] = _lost
         """Awaited with a generation whose cache file is gone; whether it is back."""
-        self.on_fill: Callable[[int], None] = lambda ino: None
-        """Called with each file that is opened and has to be fetched."""
+        self.on_fill: Callable[[int], bool] = lambda ino: False
+        """Called with each file that is opened and has to be fetched; whether it is a large one
+        that will be read once."""
         self.stream_of: Callable[[GenerationRow], Stream | None] = lambda gen: None
         """What of a generation is in the store only, if anything is."""
 
@@ -216,7 +218,7 @@ class Contents(Endings):
         )  # fmt: skip
         if gen.present is not None:
             opened.fill = self.fill_for(inode, gen)
-            self.on_fill(inode.ino)
+            opened.read_once = self.on_fill(inode.ino)
         opened.accounted = os.fstat(fd).st_blocks * BLOCK_UNIT
         return opened
 
@@ -256,7 +258,7 @@ class Contents(Endings):
         if source.size == 0:
             self.filled(opened)
         else:
-            self.on_fill(inode.ino)
+            opened.read_once = self.on_fill(inode.ino)
         return opened
 
     async def ensure(self, opened: OpenInode, start: int, end: int) -> None:

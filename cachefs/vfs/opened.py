@@ -97,6 +97,8 @@ class OpenInode:
     """The generation is open: there were, or in passthrough may have been, writes to it."""
     dirty: ExtentSet | None = None
     """Extents written so far; None in passthrough and for new files, where all counts."""
+    read_once: bool = False
+    """A large file of data that has to be fetched: the kernel need not keep what is read of it."""
     fill: Fill | None = None
     """Set while the cache file does not hold all of the object's bytes."""
     stream: Stream | None = None
@@ -188,6 +190,8 @@ class Handle:
     fh: int
     inode: OpenInode
     flags: int
+    direct: bool = False
+    """What it reads goes straight into its memory, past the kernel's cache of the mount."""
 
     @property
     def writable(self) -> bool:

@@ -209,8 +209,16 @@ def test_requests_get_longer_once_enough_are_under_way(store: Store, fill: Fill)
         await filler.fetch_all(fill)
         assert content(fill) == store.content
         sizes = [end - start for start, end in store.fetched]
-        assert max(sizes) == 2 * CHUNK, "21 chunks, for 8 requests at least"
+        assert max(sizes) == 4 * CHUNK, "21 chunks, for 4 requests at least"
         assert sum(sizes) == fill.size
+
+    run(store, body, max_in_flight=16, longest=8)
+
+
+def test_two_chunks_that_are_wanted_come_with_one_request(store: Store, fill: Fill) -> None:
+    async def body(filler: Filler) -> None:
+        await filler.ensure(fill, 3 * CHUNK, 5 * CHUNK)
+        assert store.fetched == [(3 * CHUNK, 5 * CHUNK)]
 
     run(store, body, max_in_flight=16, longest=4)
 
@@ -228,6 +236,21 @@ def test_who_reads_in_sequence_has_long_requests_made_ahead(store: Store, fill: 
         assert content(fill) == store.content
         assert sum(end - start for start, end in store.fetched) == fill.size
         assert len(store.fetched) < 21
+
+    run(store, body, max_in_flight=16, longest=4)
+
+
+def test_no_more_is_fetched_ahead_than_there_is_room_for(store: Store, fill: Fill) -> None:
+    async def body(filler: Filler) -> None:
+        filler.room = lambda fill: 2 * CHUNK
+        store.gate = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for index in range(6):
+                nursery.start_soon(filler.ensure, fill, index * CHUNK, (index + 1) * CHUNK)
+                await settle()
+            assert sum(end - start for start, end in store.fetched) == 6 * CHUNK, "what is read"
+            store.gate.set()
+        assert content(fill)[: 6 * CHUNK] == store.content[: 6 * CHUNK]
 
     run(store, body, max_in_flight=16, longest=4)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from typing import Any
 
 import pytest
 
-from tests.support.mounts import MountFactory, poll
+from cachefs.vfs.prefetch import WHOLE
+from tests.support.mounts import Mount, MountFactory, poll
 
 pytestmark = pytest.mark.either_lane
 
@@ -50,3 +52,62 @@ def test_no_more_than_fits(mounted: MountFactory, bucket: Any) -> None:
         assert (mount.path / name).read_bytes() == bodies[name]
     time.sleep(1)
     assert mount.status()["cache"]["used_bytes"] < 6 * MIB
+
+
+def _open_two(mount: Mount, names: list[str]) -> None:
+    """So that it is clear that somebody restores."""
+    for name in names[:2]:
+        (mount.path / name).read_bytes()
+
+
+@pytest.mark.parametrize("lane", ["passthrough"])
+@pytest.mark.parametrize("form", ["run/checkpoint-9/%d.safetensors", "data/part-%d.bin"])
+def test_shards_are_read_in_the_passthrough_lane(
+    mounted: MountFactory, bucket: Any, form: str
+) -> None:
+    """From the third on, opening one takes until all of it is here."""
+    bodies = _files(bucket, form)
+    mount = mounted(bucket)
+    os.listdir((mount.path / form).parent)
+    _open_two(mount, list(bodies))
+    for name in list(bodies)[2:]:
+        with (mount.path / name).open("rb") as file:
+            assert mount.xattr("lane", name) == "passthrough"
+            assert file.read() == bodies[name]
+
+
+def test_opening_does_not_wait_long(mounted: MountFactory, bucket: Any, link: Any) -> None:
+    """A store that does not answer keeps nobody in `open`, and nobody twice."""
+    bodies = _files(bucket, "data/part-%d.bin")
+    mount = mounted(bucket, endpoint=link.endpoint, allow=(".",))
+    names = list(bodies)
+    _open_two(mount, names)
+    for name in names:
+        os.stat(mount.path / name)
+    link.silent = True
+    for name in names[2:]:
+        fd = os.open(mount.path / name, os.O_RDONLY)
+        assert mount.xattr("lane", name) == "tracked"
+        os.close(fd)
+    link.silent = False
+
+
+@pytest.mark.parametrize("lane", ["passthrough"])
+def test_a_large_file_is_not_kept_twice(mounted: MountFactory, bucket: Any) -> None:
+    """What is read while it is fetched goes to its reader past the kernel's cache of the mount; it
+    can be mapped all the same."""
+    body = os.urandom(WHOLE + MIB + 1)
+    bucket.put("data/large.bin", body)
+    mount = mounted(bucket)
+    path = mount.path / "data/large.bin"
+    with path.open("rb", buffering=0) as file:
+        before = mount.metric("cachefs_read_bytes_total")
+        for _ in range(20):
+            assert os.pread(file.fileno(), MIB, 0) == body[:MIB]
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+            assert view[-MIB:] == body[-MIB:]
+        assert file.readall() == body
+    assert mount.metric("cachefs_read_bytes_total") - before >= 20 * MIB
+    with path.open("rb") as again:
+        assert mount.xattr("lane", "data/large.bin") == "passthrough"
+        assert again.read() == body

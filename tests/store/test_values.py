@@ -18,6 +18,7 @@ from cachefs import errors
 from cachefs.store import crc
 from cachefs.store.base import FileRange, ObjectInfo, PartReceipt
 from cachefs.store.receiving import receive
+from cachefs.store.s3body import Body
 from cachefs.store.transfer import (
     BUFFER,
     Abandoned,
@@ -96,6 +97,21 @@ def test_writing_a_stream_into_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"..01234..."
     assert receive(io.BytesIO(b"012"), str(path), 9, 100).size == 3
     assert path.read_bytes() == b"..01234..012"
+
+
+class _Reply:
+    """A reply of a urllib3 that has nothing below it to read from."""
+
+    def __init__(self, data: bytes) -> None:
+        self.read = io.BytesIO(data).read
+
+
+def test_the_body_of_an_unknown_kind_of_reply(tmp_path: Path) -> None:
+    path = tmp_path / "target"
+    path.touch()
+    data = os.urandom(3 * BUFFER + 17)
+    assert receive(Body(_Reply(data)), str(path), 0, len(data)) == (len(data), crc.crc64_of(data))
+    assert path.read_bytes() == data
 
 
 def test_a_full_disk_is_said_to_be_full() -> None:
