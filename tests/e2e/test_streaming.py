@@ -6,15 +6,19 @@ import hashlib
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.test_trimming import allocated
 from tests.support.client import Client
+from tests.support.link import Link
 from tests.support.mounts import Mount, MountFactory, poll
+from tests.support.stores import Seaweed
 
 MIB = 1 << 20
 CACHE = 64
@@ -97,4 +101,44 @@ def test_a_file_larger_than_the_cache(mounted: MountFactory, bucket: Any, client
     assert client.run(digest_of, mount.path / "huge.bin", timeout=60) == written
     assert mount.metric("cachefs_offloaded_bytes_total") >= (256 - CACHE) * MIB
     assert mount.status()["cache"]["offloaded_bytes"] >= (256 - CACHE) * MIB
+    poll(lambda: not hidden(bucket), what="hidden objects are deleted")
+
+
+@pytest.fixture
+def slow_bucket(disk_dir: Path, after_mounts: ExitStack) -> tuple[Any, Link]:
+    """A bucket with room for much, behind a line of 50 MiB/s."""
+    server = Seaweed(disk_dir)
+    after_mounts.callback(server.stop)
+    server.start()
+    link = after_mounts.enter_context(Link(server.endpoint))
+    link.rate = 50 * MIB
+    return server.fresh_bucket(), link
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_ten_gibibytes_through_two(
+    mounted: MountFactory, slow_bucket: tuple[Any, Link], client: Client
+) -> None:
+    """Written at the rate of the line, and never more than the cache's size is used."""
+    bucket, link = slow_bucket
+    size = 10 << 10
+    mount = mounted(bucket, endpoint=link.endpoint, cache="disk", allow=LARGER)
+    with watched(mount) as most:
+        began = time.monotonic()
+        written = client.run(write_large, mount.path / "huge.bin", size, 3 << 10, 0, timeout=900)
+        seconds = time.monotonic() - began
+        mount.wait(timeout=600)
+        durable = time.monotonic() - began
+    print(
+        f"written in {seconds:.0f} s ({size / seconds:.1f} MiB/s), durable after {durable:.0f} s; "
+        f"at most {most[0] / MIB:.1f} MiB in the cache, {most[1] / MIB:.1f} MiB of files; "
+        f"{link.sent / MIB:.0f} MiB sent, {mount.status()['cache']['offloaded_bytes'] / MIB:.0f} "
+        f"MiB of them while it was written"
+    )
+    assert max(most) <= 2048 * MIB
+    assert bucket.sha256("huge.bin") == written
+    assert client.run(digest_of, mount.path / "huge.bin", timeout=600) == written
+    assert not bucket.uploads()
     poll(lambda: not hidden(bucket), what="hidden objects are deleted")

@@ -251,3 +251,21 @@ def test_an_object_of_another_writer_is_not_compared_with(place: Place) -> None:
             assert conflicts == [changed]
 
     run(main)
+
+
+def test_parts_of_what_was_given_up_are_not_used_again(place: Place) -> None:
+    """Beyond the preserve limit the file that was being uploaded is written to itself: parts that
+    had arrived are of another version, though they are as long."""
+
+    async def main() -> None:
+        place.faults = [("complete_upload", Fault(Refused("no")))]
+        async with place.mounted() as world:
+            world.rewriter._preserve_limit = 0
+            await world.write("a.bin", LARGE)
+            while world.state_of("a.bin") != "stalled":  # noqa: ASYNC110 - nothing tells
+                await trio.sleep(0.01)
+            await world.edit("a.bin", 0, b"other")
+            await world.settle()
+            assert world.shown == {"a.bin": b"other" + LARGE[5:]}
+
+    run(main)

@@ -21,10 +21,15 @@ class Link:
         self._server = (parts.hostname or "127.0.0.1", parts.port or 80)
         self.delay = 0.0
         """Seconds added to each request."""
+        self.rate: float | None = None
+        """Bytes a second that all clients together can send; None: as many as they like."""
         self.silent = False
         """Accept and swallow everything, answer nothing (as a router that drops packets)."""
         self.requests = 0
         """Requests begun so far."""
+        self.sent = 0
+        """Bytes that clients have sent."""
+        self._free_at = 0.0
         self._cut = False
         self._closed = False
         self._open: set[socket.socket] = set()
@@ -105,6 +110,16 @@ class Link:
         client.close()
         server.close()
 
+    def _take_time(self, nbytes: int) -> None:
+        """What a line of that rate takes for so many bytes; all clients share it."""
+        with self._lock:
+            self.sent += nbytes
+            if self.rate is None:
+                return
+            self._free_at = max(self._free_at, time.monotonic()) + nbytes / self.rate
+            pause = self._free_at - time.monotonic()
+        time.sleep(max(0.0, pause))
+
     def _pump(
         self, source: socket.socket, target: socket.socket, turn: dict[str, bool], back: bool
     ) -> None:
@@ -115,6 +130,8 @@ class Link:
                     self.requests += 1
                     time.sleep(self.delay)
                 turn["server"] = back
+                if not back:
+                    self._take_time(len(data))
                 if not self.silent:
                     target.sendall(data)
         for end in (source, target):
