@@ -189,6 +189,7 @@ def compose(
         preserve_limit=settings.cache.preserve_limit,
         sync_meta=sync_meta,
     )
+    rewriter.has_room = lambda device, nbytes: nbytes <= ledgers[device.index].headroom()
     contents.on_account = _accountant(ledgers)
     contents.checksum = lambda path, size: client.checksum(FileRange(path, 0, size))
     contents.fetched = checksums(client)

@@ -42,7 +42,7 @@ class HiddenSpans:
         self._meta = meta
         self._client = client
         self._node = node
-        self._under_way: set[int] = set()
+        self._under_way: set[str] = set()
         self._some = trio.Event()
 
     async def send(self, gen: int, path: str, start: int, end: int) -> Span:
@@ -50,11 +50,11 @@ class HiddenSpans:
 
         Raises StoreError for what patience does not cure, CacheError when the file lacks them.
         """
-        key, now = f"{_SPANS}{self._node}/{uuid.uuid4().hex}", time.time_ns()
+        key = f"{_SPANS}{self._node}/{uuid.uuid4().hex}"
+        span = Span(key, gen, start, end, None, None, time.time_ns())
         with self._meta.transaction(Change.BEGIN_SPAN):
-            number = self._meta.spans.add(gen, start, end, key, now)
-        span = Span(number, gen, start, end, key, None, None, now)
-        self._under_way.add(number)
+            self._meta.spans.add(span)
+        self._under_way.add(key)
         try:
             info: ObjectInfo = await self._client.patiently(
                 "put", sends=span.size, key=key, body=FileRange(path, start, end), metadata={}
@@ -65,7 +65,7 @@ class HiddenSpans:
             self.leave(span)
             raise
         finally:
-            self._under_way.discard(number)
+            self._under_way.discard(key)
         return replace(span, etag=info.etag, crc64=info.crc64)
 
     def leave(self, span: Span) -> None:
@@ -115,10 +115,10 @@ class HiddenSpans:
     def _is_due(self, span: Span) -> bool:
         age = (time.time_ns() - span.asked_ns) / _S
         is_late = span.etag is None and 0 <= age < GRACE
-        return span.id not in self._under_way and not is_late
+        return span.key not in self._under_way and not is_late
 
     async def _delete(self, spans: Sequence[Span]) -> None:
         failed = await self._client.call("delete", keys=[span.key for span in spans])
         left = {self._client.relative(key) for key in failed}
         with self._meta.transaction(Change.FORGET_SPANS):
-            self._meta.spans.remove(span.id for span in spans if span.key not in left)
+            self._meta.spans.remove(span for span in spans if span.key not in left)

@@ -317,25 +317,24 @@ INVARIANTS = (
     Invariant(
         "span-without-generation",
         "bytes in the store, under a hidden key, of what is not there any more",
-        "SELECT 'span '||id||' at '||key FROM span"
-        " WHERE gen<>0 AND gen NOT IN (SELECT gen FROM generation)",
+        "SELECT 'span '||key FROM span WHERE gen<>0 AND gen NOT IN (SELECT gen FROM generation)",
         ("UPDATE span SET gen=0 WHERE gen<>0 AND gen NOT IN (SELECT gen FROM generation)",),
     ),
     Invariant(
         "span-of-what-is-shown",
         "bytes under a hidden key of a generation that the bucket shows",
-        "SELECT 'span '||s.id||' of generation '||s.gen"
+        "SELECT 'span '||s.key||' of generation '||s.gen"
         " FROM span s JOIN generation g ON g.gen=s.gen"
         " WHERE g.state='durable'",
     ),
     Invariant(
         "impossible-span",
         "a range under a hidden key that overlaps another, is empty, or reaches beyond its file",
-        "SELECT 'span '||s.id||' of generation '||s.gen"
+        "SELECT 'span '||s.key||' of generation '||s.gen"
         " FROM span s JOIN generation g ON g.gen=s.gen"
         " WHERE s.etag IS NOT NULL AND (s.start<0 OR s.\"end\"<=s.start OR s.key=''"
         " OR (g.state NOT IN ('open','held') AND s.\"end\">g.size)"
-        " OR EXISTS (SELECT 1 FROM span o WHERE o.gen=s.gen AND o.id<>s.id AND o.etag IS NOT NULL"
+        " OR EXISTS (SELECT 1 FROM span o WHERE o.gen=s.gen AND o.key<>s.key AND o.etag IS NOT NULL"
         ' AND o.start<s."end" AND s.start<o."end"))',
     ),
     Invariant(

@@ -146,15 +146,14 @@ CREATE TABLE upload_part (
 -- are written: hidden objects there, each of one range. What has an etag is nowhere else: the cache
 -- file has a hole there, or what lies there does not count.
 CREATE TABLE span (
-    id       INTEGER PRIMARY KEY,
+    key      TEXT PRIMARY KEY,      -- below .cachefs/, never used twice
     gen      INTEGER NOT NULL,      -- 0: no generation's any more, to be deleted in the store
     start    INTEGER NOT NULL,
     "end"    INTEGER NOT NULL,
-    key      TEXT NOT NULL,         -- below .cachefs/, never used twice
     etag     TEXT,                  -- NULL: asked for; the cache file has the bytes
     crc64    INTEGER,               -- CRC64NVME of the range, where the store told
     asked_ns INTEGER NOT NULL
-);
+) WITHOUT ROWID;
 CREATE INDEX span_gen ON span (gen);
 
 -- Copies in the warm tier. A row stays as it is when its name moves or goes: that is how what is to be

@@ -10,7 +10,7 @@ from cachefs.meta.database import Database
 from cachefs.meta.rows import to_signed, to_unsigned
 from cachefs.model.spans import Span
 
-_COLUMNS = 'id,gen,start,"end",key,etag,crc64,asked_ns'
+_COLUMNS = 'key,gen,start,"end",etag,crc64,asked_ns'
 
 
 class Spans:
@@ -42,36 +42,36 @@ class Spans:
         """Those that are to be deleted in the store."""
         return self._all("gen=0")
 
-    def add(self, gen: int, start: int, end: int, key: str, asked_ns: int) -> int:
-        """Note what is about to be asked for; returns its number."""
-        self._having.add(gen)
-        return self._db.insert(
-            f"INSERT INTO span({_COLUMNS}) VALUES(NULL,?,?,?,?,NULL,NULL,?)",
-            (gen, start, end, key, asked_ns),
+    def add(self, span: Span) -> None:
+        """Note what is about to be asked for."""
+        self._having.add(span.gen)
+        self._db.execute(
+            f"INSERT INTO span({_COLUMNS}) VALUES(?,?,?,?,NULL,NULL,?)",
+            (span.key, span.gen, span.start, span.end, span.asked_ns),
         )
 
     def confirm(self, span: Span) -> None:
         """The store has it: from now on the cache file's bytes do not count."""
         self._db.execute(
-            "UPDATE span SET etag=?,crc64=? WHERE id=?",
-            (span.etag, to_signed(span.crc64), span.id),
+            "UPDATE span SET etag=?,crc64=? WHERE key=?",
+            (span.etag, to_signed(span.crc64), span.key),
         )
 
     def answered(self, span: Span) -> None:
         """The store has it, and nobody wants it any more."""
-        self._db.execute("UPDATE span SET gen=0,etag=? WHERE id=?", (span.etag, span.id))
+        self._db.execute("UPDATE span SET gen=0,etag=? WHERE key=?", (span.etag, span.key))
 
-    def give_up(self, ids: Iterable[int]) -> None:
+    def give_up(self, spans: Iterable[Span]) -> None:
         """To be deleted in the store."""
-        self._db.many("UPDATE span SET gen=0 WHERE id=?", ((each,) for each in ids))
+        self._db.many("UPDATE span SET gen=0 WHERE key=?", ((each.key,) for each in spans))
 
     def release(self, gen: int) -> None:
         """All of a generation's are to be deleted in the store."""
         self._db.execute("UPDATE span SET gen=0 WHERE gen=?", (gen,))
 
-    def remove(self, ids: Iterable[int]) -> None:
+    def remove(self, spans: Iterable[Span]) -> None:
         """The store has them no more."""
-        self._db.many("DELETE FROM span WHERE id=?", ((each,) for each in ids))
+        self._db.many("DELETE FROM span WHERE key=?", ((each.key,) for each in spans))
 
     def version(self, gen: int) -> str | None:
         """Changes when the spans of a generation do; None without any."""
@@ -81,6 +81,6 @@ class Spans:
     def _all(self, condition: str, values: tuple[Any, ...] = ()) -> list[Span]:
         rows = self._db.all(f"SELECT {_COLUMNS} FROM span WHERE {condition}", values)
         return [
-            Span(number, gen, start, end, key, etag, to_unsigned(crc64), asked_ns)
-            for number, gen, start, end, key, etag, crc64, asked_ns in rows
+            Span(key, gen, start, end, etag, to_unsigned(crc64), asked_ns)
+            for key, gen, start, end, etag, crc64, asked_ns in rows
         ]

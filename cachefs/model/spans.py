@@ -28,11 +28,10 @@ _OF_ONE_LENGTH = 1024
 class Span:
     """Bytes [start, end) of a generation, in the store under `key` in the version `etag`."""
 
-    id: int
+    key: str
     gen: int
     start: int
     end: int
-    key: str
     etag: str | None
     crc64: int | None
     asked_ns: int

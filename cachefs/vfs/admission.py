@@ -61,6 +61,10 @@ class Admission:
         """Whether a writer waits at all when the cache is full."""
         return self._timeout > 0
 
+    def is_waiting(self, ino: int) -> bool:
+        """Whether a writer of an inode waits for room."""
+        return self._waiting[ino] > 0
+
     def waits_for(self, ledger: SpaceLedger) -> int:
         """Bytes on a device that are waited for."""
         return self._wanted[ledger.device.index]

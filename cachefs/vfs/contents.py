@@ -387,6 +387,8 @@ class Contents(Endings):
         changed (ftruncate to the size it had)."""
         if opened.dirty is None or len(opened.dirty) or opened.size != gen.size:
             return False
+        if opened.stream is not None:
+            return False  # Not all of it is where that object's copy was.
         return self._object_of_base(gen) is not None
 
     def _object_of_base(self, gen: GenerationRow) -> ObjectRow | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -41,6 +42,8 @@ AT_ONCE = 8
 _INTERVAL = 0.5
 """Seconds between looks when nobody calls."""
 _PAUSE = 0.02
+_SOON = 10_000_000_000
+"""Nanoseconds that a file may have yet to settle and is waited for all the same."""
 _REST = 10.0
 """Seconds without another try after the store refused one."""
 
@@ -169,8 +172,12 @@ class Offloader:
         return sum(self._here(row) for row in moving if self._is_going(row))
 
     def _is_going(self, row: GenerationRow) -> bool:
-        effects = self._queue.of_gen(row.gen)
-        return any(e.state == PENDING and not self._queue.is_held(e.id) for e in effects)
+        """Whether a closed file is sent soon."""
+        queue, soon = self._queue, time.time_ns() + _SOON
+        return any(
+            each.state == PENDING and not queue.is_held(each.id) and queue.settled_at(each) <= soon
+            for each in queue.of_gen(row.gen)
+        )
 
     def _here(self, row: GenerationRow) -> int:
         return row.size - sum(span.size for span in self._meta.spans.of_gen(row.gen))
@@ -184,8 +191,10 @@ class Offloader:
     def _suits(self, opened: OpenInode) -> bool:
         """Whether a file is one that is written, here alone, and may become a stream."""
         is_written = opened.writing and opened.writers > 0 and opened.lane is Lane.TRACKED
-        unchanged = opened.dirty is not None and not len(opened.dirty)
-        if not is_written or unchanged or opened.fill is not None or opened.snapshot is not None:
+        untouched = opened.dirty is not None and not len(opened.dirty)
+        if untouched and not self._admission.is_waiting(opened.ino):
+            return False
+        if not is_written or opened.fill is not None or opened.snapshot is not None:
             return False
         row = self._meta.generations.get(opened.gen.gen)
         return row is not None and row.copy_file is None and not self._is_kept(opened)
@@ -207,10 +216,14 @@ class Offloader:
         path = opened.device.path(opened.gen.file)
         try:
             span = await self._store.send(stream.gen, path, piece.start, piece.end)
-            async with stream.lock:
-                await self._keep(opened, stream, span)
+            try:
+                async with stream.lock:
+                    await self._keep(opened, stream, span)
+            finally:
+                if span not in stream.spans:
+                    self._store.leave(span)
         except (CachefsError, OSError, sqlite3.Error) as error:
-            log.warning("a range of a file stays here", inode=opened.ino, reason=str(error))
+            log.info("a range of a file stays here", inode=opened.ino, reason=str(error))
             if getattr(error, "retry", Retry.SOON) in (Retry.NEVER, Retry.SLOWLY):
                 self._rests_until = trio.current_time() + _REST
         finally:
@@ -223,14 +236,12 @@ class Offloader:
     async def _keep(self, opened: OpenInode, stream: Stream, span: Span) -> None:
         """What was sent counts from now on, and leaves the cache; unless it is outdated."""
         device, file = opened.device, opened.gen.file
-        if self._is_written(opened, stream):
-            # The file's length must outlive a power cut before anything in it is given back.
-            await trio.to_thread.run_sync(os.fdatasync, opened.fd)
+        # The file's length must outlive a power cut before anything in it is given back.
+        await trio.to_thread.run_sync(_sync, device, file)
         async with _quiet(opened):
             self.note_changes()
             current = self._is_written(opened, stream) and os.fstat(opened.fd).st_size >= span.end
             if not current or span.start in stream.spoiled:
-                self._store.leave(span)
                 return
             with self._meta.transaction(Change.OFFLOAD):
                 self._meta.spans.confirm(span)
@@ -267,6 +278,15 @@ async def _quiet(opened: OpenInode) -> AsyncIterator[None]:
     finally:
         opened.moving.set()
         opened.moving = None
+
+
+def _sync(device: CacheDevice, file: int) -> None:
+    """In a thread, and by a descriptor that nobody else closes. OSError."""
+    fd = device.open(file, os.O_WRONLY)
+    try:
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
 
 
 def _has_data(fd: int, start: int, end: int) -> bool:

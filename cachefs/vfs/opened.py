@@ -56,8 +56,8 @@ class Stream:
     lock: trio.Lock = field(default_factory=trio.Lock)
     """Held while bytes leave the cache file or come back, and while it is cut."""
     reading: trio.Lock = field(default_factory=trio.Lock)
-    blocks: OrderedDict[tuple[int, int], bytes] = field(default_factory=OrderedDict)
-    """(span, offset in the file) -> bytes that were read of it last."""
+    blocks: OrderedDict[tuple[str, int], bytes] = field(default_factory=OrderedDict)
+    """(key of a span, offset in the file) -> bytes that were read of it last."""
 
     def wrote(self, start: int, end: int) -> None:
         """Bytes [start, end) are other ones now."""

@@ -7,9 +7,9 @@ A sealed generation never changes, so the writer gets a new one first (`begin_wr
 - sealed but not durable: its bytes are still to be uploaded. In the tracked lane the writer gets a
   copy (reflink where the filesystem can) and the sealed one keeps its file; in passthrough the
   kernel goes on writing to the file it has, so the sealed one moves to the copy;
-- sealed, not durable and too large to copy (`cache.preserve_limit`), or not all in the cache: its
-  upload is given up, the file goes back to being written, and whoever waited for the old version
-  waits for the new one;
+- sealed, not durable and too large to copy (`cache.preserve_limit`, or for the room that is left),
+  or not all in the cache: its upload is given up, the file goes back to being written, and whoever
+  waited for the old version waits for the new one;
 - held since a daemon died: it goes on as if it had never been closed.
 
 Power cut: before the first write into a taken-over file the metadata that says so is synced, since
@@ -38,6 +38,9 @@ from cachefs.vfs import clock
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.opened import Lane, OpenInode
 
+_ALWAYS_COPIED = 1 << 20
+"""Bytes for which there always is room: a marker that is rewritten all the time must get out."""
+
 
 class Rewriter:
     """Makes open files writable."""
@@ -57,6 +60,8 @@ class Rewriter:
         self._contents = contents
         self._preserve_limit = preserve_limit
         self._sync_meta = sync_meta
+        self.has_room: Callable[[CacheDevice, int], bool] = lambda device, nbytes: True
+        """Whether a device can take so many bytes at once."""
 
     async def begin_write(self, opened: OpenInode) -> None:
         """Make the file's generation one that may be written to. See the module docstring."""
@@ -76,12 +81,17 @@ class Rewriter:
                 self._reopen(opened)
             elif gen.state == GenState.DURABLE and not self._queue.of_gen(gen.gen):
                 await self._take_over(opened)
-            elif gen.size > self._preserve_limit or opened.stream is not None:
+            elif opened.stream is not None or not self._may_copy(opened):
                 await self._merge(opened)
             elif opened.lane is Lane.PASSTHROUGH:
                 await self._copy_for_upload(opened)
             else:
                 await self._copy_for_writer(opened)
+
+    def _may_copy(self, opened: OpenInode) -> bool:
+        size = opened.gen.size
+        has_room = size <= _ALWAYS_COPIED or self.has_room(opened.device, size)
+        return size <= self._preserve_limit and has_room
 
     def _begun(self, opened: OpenInode, gen: GenerationRow, dirty: ExtentSet | None) -> None:
         """From now on the time of writing is the cache file's, which was that of a download or a

@@ -180,7 +180,7 @@ class Streams:
 
     async def _block(self, stream: Stream, span: Span, start: int) -> bytes:
         """The bytes of a span from `start` on, to the end of the block."""
-        key = span.id, start
+        key = span.key, start
         async with stream.reading:
             block = stream.blocks.pop(key, None)
             if block is None:
@@ -236,7 +236,7 @@ class Streams:
             raise
         reach(Point.BRING_BACK_AFTER_BYTES)
         with self._meta.transaction(Change.BRING_BACK):
-            self._meta.spans.give_up([span.id])
+            self._meta.spans.give_up([span])
         stream.spans.remove(span)
         stream.wrote(span.start, span.end)
         opened.on_disk = None
@@ -263,7 +263,7 @@ class Streams:
         await trio.to_thread.run_sync(os.fsync, opened.fd)
         reach(Point.CUT_AFTER_FSYNC)
         with self._meta.transaction(Change.CUT):
-            self._meta.spans.give_up(span.id for span in gone)
+            self._meta.spans.give_up(gone)
         for span in gone:
             stream.spans.remove(span)
         self._store.swept()
@@ -275,9 +275,9 @@ class Streams:
         found = self._meta.spans.of_files()
         devices = {span.gen: self._file_of(span.gen) for span in found}
         with self._meta.transaction(Change.RECOVER_SPANS):
-            self._meta.spans.give_up(span.id for span in self._meta.spans.unconfirmed())
+            self._meta.spans.give_up(self._meta.spans.unconfirmed())
             cut = [span for span in found if _size(devices[span.gen]) <= span.start]
-            self._meta.spans.give_up(span.id for span in cut)
+            self._meta.spans.give_up(cut)
         for span in found:
             place = devices[span.gen]
             if place is not None and span not in cut:

@@ -63,6 +63,7 @@ EXEMPT = {
     "vfs.clock": "a time of a file inside CREATE or TAKE_OVER, whose points stand around it",
     "vfs.files.Files._read": "reads",
     "vfs.streaming.Streams._read_here": "reads",
+    "vfs.offloading._sync": "OFFLOAD_AFTER_SYNC stands behind it",
     "vfs.syncing._sync_bytes": "FSYNC_AFTER_FILE stands behind it",
     "meta.database._sync_directory": "DATABASE_AFTER_OPEN stands behind it",
     "cache.warmdir": "copies of another tier: nobody sees them before one rename shows them",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import random
@@ -142,3 +143,74 @@ def test_ten_gibibytes_through_two(
     assert client.run(digest_of, mount.path / "huge.bin", timeout=600) == written
     assert not bucket.uploads()
     poll(lambda: not hidden(bucket), what="hidden objects are deleted")
+
+
+def play_with(path: str, twin: str, seed: int, rounds: int) -> list[str]:  # noqa: C901
+    """Do the same to a file and to an ordinary one, both larger than the cache soon; what
+    differed."""
+    rng, libc = random.Random(seed), ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    files = [os.open(each, os.O_RDWR | os.O_CREAT, 0o644) for each in (path, twin)]
+    top, wrong = 150 << 20, []
+
+    def write(size: int, at: int, length: int) -> None:
+        body = rng.randbytes(length)
+        for fd in files:
+            assert os.pwrite(fd, body, at) == length
+
+    def read(size: int, at: int, length: int) -> None:
+        if os.pread(files[0], length, at // 2) != os.pread(files[1], length, at // 2):
+            wrong.append(f"bytes from {at // 2} on")
+
+    def cut(size: int, at: int, length: int) -> None:
+        less = rng.choice([0, 5, 9 << 20, 20 << 20])
+        for fd in files:
+            os.ftruncate(fd, max(0, size - less))
+
+    def grow(size: int, at: int, length: int) -> None:
+        for fd in files:
+            os.ftruncate(fd, min(top, size + (6 << 20)) if size < top else size)
+
+    def sync(size: int, at: int, length: int) -> None:
+        os.fsync(files[0])
+
+    def reopen(size: int, at: int, length: int) -> None:
+        os.close(files[0])
+        files[0] = os.open(path, os.O_RDWR)
+
+    def punch(size: int, at: int, length: int) -> None:
+        if libc.fallocate(files[0], 3, at // 2, length) == 0:
+            libc.fallocate(files[1], 3, at // 2, length)
+
+    for number in range(rounds):
+        act = rng.choice([write] * 9 + [read] * 5 + [cut, grow, sync, reopen, punch])
+        size = os.fstat(files[1]).st_size
+        at = rng.choice([size, size, size, rng.randrange(size + 1), rng.randrange(size + 1)])
+        act(size, min(at, top), rng.choice([700, 4096, 1 << 20, 3 << 20, 5 << 20]))
+        if os.fstat(files[0]).st_size != os.fstat(files[1]).st_size:
+            wrong.append(f"{number}: size after {act.__name__}")
+    for fd in files:
+        os.close(fd)
+    return wrong
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("lane", ["tracked"])
+@pytest.mark.parametrize("seed", [1])
+def test_whatever_is_done_to_it(
+    mounted: MountFactory, dir_store: Any, client: Client, disk_dir: Path, seed: int
+) -> None:
+    """Writes anywhere, reads, cuts, holes, closing and opening again before it is uploaded."""
+    seed = int(os.environ.get("CACHEFS_TEST_SEED", seed))
+    options = {**SMALL, "flush.settle": "10min", "flush.settle_max": "10min"}
+    mount = mounted(dir_store, options=options, allow=LARGER)
+    twin = disk_dir / "twin"
+    with watched(mount) as most:
+        assert client.run(play_with, mount.path / "f.bin", twin, seed, 200, timeout=60) == []
+        assert client.run(digest_of, mount.path / "f.bin") == client.run(digest_of, twin)
+        mount.wait()
+    print(f"at most {most[0] / MIB:.1f} MiB; {mount.metric('cachefs_offloaded_bytes_total')}")
+    assert hashlib.sha256(dir_store.get("f.bin")).hexdigest() == client.run(digest_of, twin)
+    assert client.run(digest_of, mount.path / "f.bin") == client.run(digest_of, twin)
+    assert max(most) <= CACHE * MIB
+    assert mount.metric("cachefs_offloaded_bytes_total") > 0
