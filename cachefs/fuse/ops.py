@@ -154,7 +154,7 @@ class CacheOperations(pyfuse3.Operations):
         if ino is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if start_id < _DOTDOT:
-            await self._namespace.list_directory(ino)
+            await self._namespace.begin_listing(ino)
             if not await self._reply_dots(ino, start_id, token):
                 return
         after = max(start_id - _DOTDOT, 0)

@@ -137,12 +137,24 @@ class Namespace(Attributes):
         if self.views.is_old(ino):
             await self.views.renew(ino)
 
+    async def begin_listing(self, ino: int) -> None:
+        """As `list_directory`, for who reads the entries from the first one on: those that were
+        never listed are asked for as they are read (`entries`)."""
+        if self.directory(ino).listed_ns is not None and self.views.is_old(ino):
+            await self.views.renew(ino)
+
     async def entries(self, ino: int, after: int, limit: int) -> list[tuple[int, bytes, InodeRow]]:
         """Up to `limit` entries with cookies above `after`, as (cookie, name, inode).
 
-        Cookies are dentry numbers: they stay valid whatever comes and goes in between.
+        Cookies are dentry numbers: they stay valid whatever comes and goes in between, and what is
+        listed later has higher ones.
         """
-        rows = self._meta.inodes.children(ino, after, limit)
+        while True:
+            directory = self.directory(ino)
+            rows = self._meta.inodes.children(ino, after, limit)
+            if len(rows) >= limit or directory.listed_ns is not None:
+                break
+            await self._remote.list_more(directory)
         if any(not row.attrs_known for _, _, row in rows):
             await self._remote.know_all(row for _, _, row in rows)
         return rows

@@ -40,6 +40,8 @@ _STEP = 4
 """Numbers that its entries may lie apart."""
 _WALKS = 1000
 _BLOCK = 512
+_RESUMED = 30.0
+"""Seconds after which a listing that nobody went on with is begun anew."""
 _HOPELESS = 1.0
 """Seconds for which a failed listing answers for others."""
 
@@ -79,6 +81,16 @@ class Found:
     target: bytes | None
 
 
+@dataclass(slots=True)
+class _Begun:
+    """The listing of a directory of which some pages are known."""
+
+    prefix: str
+    began_ns: int
+    token: str | None = None
+    valid_until: float = 0.0
+
+
 class RemoteView:
     """Brings what the bucket holds into the namespace."""
 
@@ -92,6 +104,7 @@ class RemoteView:
         self._gid = gid
         self._umask = umask
         self._listing: dict[int, trio.Lock] = {}
+        self._begun: dict[int, _Begun] = {}
         self._looked_at: dict[int, int] = {}
         """Directory -> the entry in it that was asked for last."""
         self._trouble: StoreError | None = None
@@ -104,8 +117,17 @@ class RemoteView:
 
         EIO and the like when the store cannot be asked.
         """
-        if directory.listed_ns is not None:
-            return
+        row: InodeRow | None = directory
+        while row is not None and row.listed_ns is None:
+            await self.list_more(row)
+            row = self._meta.inodes.get(directory.ino)
+
+    async def list_more(self, directory: InodeRow) -> None:
+        """Return once more of a directory's entries are in the database, or all are. Who reads it
+        from its beginning gets what is there before the rest was asked for.
+
+        ENOENT: it is gone. EIO and the like when the store cannot be asked.
+        """
         lock = self._listing.setdefault(directory.ino, trio.Lock())
         async with lock:
             current = self._meta.inodes.get(directory.ino)
@@ -113,7 +135,8 @@ class RemoteView:
                 raise OSError(errno.ENOENT, "the directory is gone")
             if current.listed_ns is None:
                 await self._list_unless_hopeless(current)
-        self._listing.pop(directory.ino, None)
+        if directory.ino not in self._begun:
+            self._listing.pop(directory.ino, None)
 
     async def _list_unless_hopeless(self, directory: InodeRow) -> None:
         """A store that was out of reach a moment ago is not waited for again by every lookup."""
@@ -127,20 +150,24 @@ class RemoteView:
         self._trouble = None
 
     async def _list(self, directory: InodeRow) -> None:
+        """One page, the one after the last."""
         path = self._meta.dentries.directory_path(directory.ino).decode()
         prefix = path + "/" if path else ""
-        token: str | None = None
-        while True:
-            objects, prefixes, token = await self._reader.list_page(prefix, token)
-            reach(Point.LIST_AFTER_PAGE)
-            with self._meta.transaction(Change.LIST):
-                for each in prefixes:
-                    self.add_directory(directory.ino, prefix, each)
-                for item in objects:
-                    self.add_object(directory.ino, prefix, item)
-            if token is None:
-                break
-        self._meta.inodes.set_listed(directory.ino, time.time_ns())
+        begun = self._begun.pop(directory.ino, None)
+        if begun is None or begun.prefix != prefix or trio.current_time() > begun.valid_until:
+            begun = _Begun(prefix, time.time_ns())
+        objects, prefixes, begun.token = await self._reader.list_page(prefix, begun.token)
+        reach(Point.LIST_AFTER_PAGE)
+        with self._meta.transaction(Change.LIST):
+            for each in prefixes:
+                self.add_directory(directory.ino, prefix, each)
+            for item in objects:
+                self.add_object(directory.ino, prefix, item)
+        if begun.token is not None:
+            begun.valid_until = trio.current_time() + _RESUMED
+            self._begun[directory.ino] = begun
+            return
+        self._meta.inodes.set_listed(directory.ino, begun.began_ns)
         reach(Point.LIST_AFTER_MARK)
 
     def add_directory(self, parent: int, prefix: str, key: str) -> bool:

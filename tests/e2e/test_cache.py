@@ -82,7 +82,15 @@ def test_a_full_cache_makes_writers_wait(
                 file.write(bytes([number]) * (8 << 20))
         return time.monotonic() - began
 
-    client.run(write, mount.path, 20, timeout=90)
+    writing = client.start(write, mount.path, 20)
+    used = []
+    while writing.process.poll() is None:
+        told = mount.status()["cache"]
+        used.append(told["used_bytes"])
+        assert told["used_bytes"] <= told["size_bytes"]
+        time.sleep(0.05)
+    assert writing.result(90) > 20 * 8 * MIB / (64 * MIB) * 0.3, "as slow as the store"
+    assert max(used) > 40 * MIB
     mount.wait()
     for number in range(20):
         assert bucket.get(f"f{number}.bin") == bytes([number]) * (8 * MIB)
