@@ -65,6 +65,7 @@ class Closings:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
         try:
             os.ftruncate(fd, SLOTS * _ENTRY.size)
+            os.posix_fallocate(fd, 0, SLOTS * _ENTRY.size)  # a store without room is a SIGBUS
             reach(Point.CLOSINGS_AFTER_ALLOCATE)
             self.table = mmap.mmap(fd, SLOTS * _ENTRY.size)
         finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cachefs.cache import closings
-from cachefs.cache.closings import Closed, Closings
+from cachefs.cache.closings import Closed, Closings, open_table
+from tests.cache.conftest import SMALL
 
 FILES = st.integers(1, 40)
 CLOSED = st.builds(Closed, st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 1 << 62))
@@ -38,6 +41,28 @@ def test_what_is_noted_outlives_its_writer(path: Path) -> None:
     again.drop(8)
     again.close()
     assert not path.exists(), "there is nothing to be remembered"
+
+
+FILL_ALL = """
+import sys
+from pathlib import Path
+from cachefs.cache.closings import SLOTS, Closings
+table = Closings(Path(sys.argv[1]))
+for file in range(1, SLOTS + 1):
+    table.claim(file)
+"""
+
+
+def test_memory_that_is_full(small_fs: Path) -> None:
+    """It is refused then; a table without room would be the death of whoever notes something."""
+    (small_fs / "all").write_bytes(bytes(SMALL - (16 << 10)))
+    command = [sys.executable, "-c", FILL_ALL, str(small_fs / "device.closed")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert open_table("device", [small_fs]) is None
+    (small_fs / "all").unlink()
+    subprocess.run(command, timeout=20, check=True)
 
 
 def test_a_slot_begins_without_a_close(path: Path) -> None:
