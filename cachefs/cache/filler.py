@@ -43,6 +43,7 @@ MAX_IN_FLIGHT = 16
 
 _FEWEST = 2  # chunks of a request, where so many are wanted
 _LONG, _PARTS = 4, 16  # chunks of a request at most, unless that is less than a part of the object
+_UNSEEN, _OF = 4, 32  # chunks of a long file between two reads that are seen; one in so many
 _PARALLEL = 4  # requests that are wanted under way before they get longer
 _STREAMS = 8  # sequential readers of one fill that are told apart
 
@@ -114,6 +115,11 @@ class Fill:
     def complete(self) -> bool:
         """Whether the whole object is in the cache file."""
         return self.size == 0 or self.present.covers(0, self.size)
+
+    @property
+    def stride(self) -> int:
+        """Chunks that somebody may read without being seen to: in long files, some."""
+        return max(1, min(_UNSEEN, self.size // CHUNK // _OF))
 
     @property
     def in_flight(self) -> int:
@@ -361,7 +367,7 @@ class Filler:
         """
         streams = fill._streams
         for place, stream in enumerate(streams):
-            if abs(start - stream.position) <= self._chunk:
+            if abs(start - stream.position) <= self._chunk * fill.stride:
                 if end // self._chunk > stream.position // self._chunk:
                     stream.window = min(max(1, 2 * stream.window), self._widest(fill))
                 stream.position = max(stream.position, end)

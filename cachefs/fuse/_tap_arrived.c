@@ -1,8 +1,8 @@
 /* Files that are still being fetched: which bytes of them are in the cache file already.
  *
  * Python tells with each read that comes to it. What has arrived is read without it from then on
- * (_tap_data.c), but for the first block of each chunk: Python has to see how far readers have come,
- * to fetch ahead of them.
+ * (_tap_data.c), but for the first block of each chunk, or of several: Python has to see how far
+ * readers have come, to fetch ahead of them.
  *
  * Lock held, all of it. The descriptors are Python's: it takes a file back before it closes one.
  */

@@ -13,11 +13,14 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #define LONGEST_READ (1u << 20)
+#define MAPPED (256u << 10)
+#define PAGE 4096
 #define SLOW_NS 100000000 /* as cachefs.cache.heartbeat: a device that takes so long is avoided */
 
 static bool accept_read(uint64_t ino, const char *body, size_t len, struct data_call *call)
@@ -76,6 +79,39 @@ static bool is_all(const struct data_call *call, ssize_t got)
         && (uint64_t)status.st_size <= call->read.offset + (uint64_t)got;
 }
 
+static bool is_resident(void *map, size_t len)
+{
+    static unsigned char pages[LONGEST_READ / PAGE + 1];
+
+    if (mincore(map, len, pages))
+        return false;
+    for (size_t i = 0; i < (len + PAGE - 1) / PAGE; i++)
+        if (!(pages[i] & 1))
+            return false;
+    return true;
+}
+
+/* Straight from the page cache, if all of it is there: one copy less. A file that is cut off
+ * meanwhile is the kernel's EFAULT, not our SIGBUS: this process touches nothing of the mapping. */
+static bool answer_mapped(uint64_t unique, const struct data_call *call)
+{
+    size_t before = call->read.offset % PAGE, len = before + call->read.size;
+    bool done = false;
+    struct stat status;
+    char *map;
+
+    if (fstat(call->fd, &status)
+        || (uint64_t)status.st_size < call->read.offset + call->read.size)
+        return false;
+    map = mmap(NULL, len, PROT_READ, MAP_SHARED, call->fd, (off_t)(call->read.offset - before));
+    if (map == MAP_FAILED)
+        return false;
+    if (is_resident(map, len))
+        done = tap_answer_with(unique, map + before, call->read.size) >= 0 || errno != EFAULT;
+    munmap(map, len);
+    return done;
+}
+
 static bool read_now(uint64_t unique, const struct data_call *call)
 {
     static char *buffer;
@@ -85,6 +121,10 @@ static bool read_now(uint64_t unique, const struct data_call *call)
     if (!buffer && !(buffer = aligned_alloc(4096, LONGEST_READ)))
         return false;
     iov.iov_base = buffer;
+    if (call->read.size >= MAPPED && answer_mapped(unique, call)) {
+        __atomic_add_fetch(&tap.read_bytes, (uint64_t)call->read.size, __ATOMIC_RELAXED);
+        return true;
+    }
     got = preadv2(call->fd, &iov, 1, (off_t)call->read.offset, call->in_memory ? 0 : RWF_NOWAIT);
     if (got < 0 || !is_all(call, got))
         return false;

@@ -162,9 +162,9 @@ class PassthroughLanes:
 
     def _tell_of(self, opened: OpenInode, fill: Fill) -> None:
         self._told.add(opened.ino)
-        memory = opened.device.in_memory
+        memory, step = opened.device.in_memory, fill.stride * CHUNK
         for start, end in fill.present:
-            self._tap.arrived(opened.ino, opened.fd, memory, fill.size, start, end, CHUNK)
+            self._tap.arrived(opened.ino, opened.fd, memory, fill.size, start, end, step)
 
     def take_back(self, opened: OpenInode) -> None:
         """See `LaneKeeper`."""

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from cachefs.cache import filler as real
 from cachefs.cache.filler import Fill, Filler, open_filler
 from cachefs.model.extents import ExtentSet
 from tests.cache.objects import CHUNK, WINDOW, Store, content, run, starts
@@ -264,6 +265,12 @@ def test_a_long_request_leaves_out_what_is_present(store: Store, fill: Fill) -> 
         assert content(fill)[4 * CHUNK : 5 * CHUNK] == bytes(CHUNK)
 
     run(store, body, max_in_flight=2, longest=8)
+
+
+def test_readers_of_long_files_are_not_seen_at_each_chunk() -> None:
+    sizes = {100: 1, 64 * real.CHUNK: 2, 1 << 42: 4}
+    for size, stride in sizes.items():
+        assert Fill("", "", None, size, ExtentSet()).stride == stride
 
 
 # ---- checksums of what arrived

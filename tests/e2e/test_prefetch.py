@@ -104,6 +104,8 @@ def test_a_large_file_is_not_kept_twice(mounted: MountFactory, bucket: Any) -> N
         before = mount.metric("cachefs_read_bytes_total")
         for _ in range(20):
             assert os.pread(file.fileno(), MIB, 0) == body[:MIB]
+        for at in (1, 4095, MIB + 4097, len(body) - MIB + 5):
+            assert os.pread(file.fileno(), MIB, at) == body[at : at + MIB]
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
             assert view[-MIB:] == body[-MIB:]
         assert file.readall() == body
