@@ -65,12 +65,12 @@ def digest_of(path: str) -> str:
 
 
 @contextmanager
-def watched(mount: Mount) -> Iterator[list[int]]:
+def watched(mount: Mount, every: float = 0.02) -> Iterator[list[int]]:
     """The most bytes that the cache has taken meanwhile: as it says, and as its files say."""
     most, ended = [0, 0], threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.02):
+        while not ended.wait(every):
             most[0] = max(most[0], mount.status()["cache"]["used_bytes"])
             most[1] = max(most[1], allocated(mount.cache_dirs[0]))
 
@@ -126,7 +126,7 @@ def test_ten_gibibytes_through_two(
     bucket, link = slow_bucket
     size = 10 << 10
     mount = mounted(bucket, endpoint=link.endpoint, cache="disk", allow=LARGER)
-    with watched(mount) as most:
+    with watched(mount, 0.2) as most:
         began = time.monotonic()
         written = client.run(write_large, mount.path / "huge.bin", size, 3 << 10, 0, timeout=900)
         seconds = time.monotonic() - began
@@ -214,3 +214,51 @@ def test_whatever_is_done_to_it(
     assert client.run(digest_of, mount.path / "f.bin") == client.run(digest_of, twin)
     assert max(most) <= CACHE * MIB
     assert mount.metric("cachefs_offloaded_bytes_total") > 0
+
+
+def write_slowly(path: str, count: int, told: str) -> str:
+    """Write `count` MiB, telling how far it is; the SHA-256."""
+    whole, fd = hashlib.sha256(), os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    for number in range(count):
+        body = random.Random(hash(path) + number).randbytes(1 << 20)
+        whole.update(body)
+        view = memoryview(body)
+        while view:
+            view = view[os.write(fd, view) :]
+        Path(told).write_text(str(number))
+    os.close(fd)
+    return whole.hexdigest()
+
+
+def reached(told: Path, number: int) -> None:
+    """Wait until a writer is that far."""
+    poll(lambda: told.exists() and int(told.read_text() or 0) >= number, 60, what=f"{number} MiB")
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_two_at_once_that_move_while_daemons_die(
+    mounted: MountFactory, dir_store: Any, client: Client, disk_dir: Path
+) -> None:
+    """Two writers, one file renamed and one linked meanwhile, SIGKILL twice: nothing is missed."""
+    mount = mounted(dir_store, options=SMALL, allow=(*LARGER, "ended unexpectedly"))
+    told = [disk_dir / "a", disk_dir / "b"]
+    (mount.path / "d").mkdir()
+    one, other = (
+        client.start(write_slowly, mount.path / name, 120, each)
+        for name, each in zip(("d/a.bin", "b.bin"), told, strict=True)
+    )
+    reached(told[0], 50)
+    os.rename(mount.path / "d", mount.path / "e")
+    mount.took_over(mount.kill_daemon())
+    reached(told[0], 80)
+    os.link(mount.path / "b.bin", mount.path / "c.bin")
+    os.rename(mount.path / "e/a.bin", mount.path / "a.bin")
+    mount.took_over(mount.kill_daemon())
+    first, second = one.result(100), other.result(100)
+    mount.wait(timeout=60)
+    keys = dir_store.keys()
+    shown = {key: hashlib.sha256(dir_store.get(key)).hexdigest() for key in keys}
+    assert shown == {"a.bin": first, "b.bin": second, "c.bin": second}
+    for name, expected in (("a.bin", first), ("b.bin", second)):
+        assert client.run(digest_of, mount.path / name) == expected
