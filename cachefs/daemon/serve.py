@@ -55,7 +55,8 @@ Report = Callable[[int | None, dict[str, object]], None]
 _UPGRADE_PATIENCE = 10.0
 _FUSE_TASKS = 256
 _LAST_MANIFESTS = 5.0
-"""Seconds that the end of a mount gives to manifests of what has just become durable."""
+"""Seconds that the end of a mount gives to manifests of what has just become durable, and to the
+hidden objects that it was made of."""
 _EPOCH_AT = 12
 _RECOGNITION = 1.5
 """Seconds that a mount waits for a store its cache knows, to be sure that it is the same."""
@@ -252,6 +253,7 @@ class Server:
             hot=parts.hot,
             offloader=parts.offloader,
             commits=parts.commits,
+            hidden=parts.hidden,
             metrics=self._metrics,
             started_at=self._started_at,
             lanes=lambda: _lanes_of(tap, reason),
@@ -384,6 +386,7 @@ class Server:
             remaining = await self._drain(services)
             with trio.move_on_after(_LAST_MANIFESTS), suppress(StoreError):
                 await services.commits.write_due()
+                await services.hidden.sweep()
             self._code = REMAINS if remaining.files else CLEAN
         try:
             await tasks.empty_ram(services)

@@ -13,6 +13,7 @@ from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.tiering import Tiering
 from cachefs.flush.commits import Commits
 from cachefs.flush.flusher import Flusher
+from cachefs.flush.hidden import HiddenSpans
 from cachefs.flush.pressure import Restraint
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
@@ -71,6 +72,7 @@ class Services:
     hot: HotTier
     offloader: Offloader
     commits: Commits
+    hidden: HiddenSpans
     metrics: Metrics
     started_at: float
     """`time.monotonic()` when the daemon started."""

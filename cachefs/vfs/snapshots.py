@@ -77,6 +77,8 @@ class Snapshots:
         changed = opened.size != opened.snapshot_size or opened.unsent < opened.snapshot_size
         if not (opened.writing and changed and opened.lane is Lane.TRACKED):
             return False
+        if opened.stream is not None:
+            return False  # It had another name before, and is not all in its cache file.
         if opened.orphaned or (opened.snapshot and self._queue.of_gen(opened.snapshot)):
             return False  # One at a time: the next one takes all that came meanwhile.
         names = self._meta.dentries.of_inode(opened.ino)

@@ -306,6 +306,7 @@ def _services(settings: config.Settings, parts: Parts, metrics: Metrics) -> Serv
         hot=parts.hot,
         offloader=parts.offloader,
         commits=parts.commits,
+        hidden=parts.hidden,
         metrics=metrics,
         started_at=time.monotonic(),
         lanes=lambda: Lanes(False, "no kernel here"),

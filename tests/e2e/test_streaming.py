@@ -200,11 +200,14 @@ def play_with(path: str, twin: str, seed: int, rounds: int) -> list[str]:  # noq
 def test_whatever_is_done_to_it(
     mounted: MountFactory, dir_store: Any, client: Client, disk_dir: Path, seed: int
 ) -> None:
-    """Writes anywhere, reads, cuts, holes, closing and opening again before it is uploaded."""
+    """Writes anywhere, reads, cuts, holes, closing and opening again before it is uploaded; it was
+    in the bucket before."""
     seed = int(os.environ.get("CACHEFS_TEST_SEED", seed))
     options = {**SMALL, "flush.settle": "10min", "flush.settle_max": "10min"}
     mount = mounted(dir_store, options=options, allow=LARGER)
     twin = disk_dir / "twin"
+    for place in (twin, dir_store.path / "f.bin"):
+        place.write_bytes(bytes(range(256)) * (3 << 12))
     with watched(mount) as most:
         assert client.run(play_with, mount.path / "f.bin", twin, seed, 200, timeout=60) == []
         assert client.run(digest_of, mount.path / "f.bin") == client.run(digest_of, twin)
@@ -262,3 +265,29 @@ def test_two_at_once_that_move_while_daemons_die(
     assert shown == {"a.bin": first, "b.bin": second, "c.bin": second}
     for name, expected in (("a.bin", first), ("b.bin", second)):
         assert client.run(digest_of, mount.path / name) == expected
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_a_daemon_that_comes_back_finds_all_of_it(
+    mounted: MountFactory, bucket: Any, client: Client, disk_dir: Path
+) -> None:
+    """Mount and writer end halfway: what was written is held, readable, and goes out on demand."""
+    mount = mounted(bucket, options=SMALL, allow=(*LARGER, "held"))
+    told = disk_dir / "told"
+    writer = client.start(write_slowly, mount.path / "f.bin", 400, told)
+    reached(told, 100)
+    mount.crash()
+    with pytest.raises((OSError, AssertionError)):
+        writer.result(30)
+    assert hidden(bucket)
+    mount.start()
+    size = (mount.path / "f.bin").stat().st_size
+    assert size >= 100 * MIB
+    assert mount.xattr("state", "f.bin") == "held"
+    before = client.run(digest_of, mount.path / "f.bin", timeout=60)
+    os.close(os.open(mount.path / "f.bin", os.O_WRONLY))
+    mount.wait(timeout=60)
+    assert bucket.sha256("f.bin") == before
+    assert bucket.sizes()["f.bin"] == size
+    poll(lambda: not hidden(bucket), 60, what="hidden objects are deleted")
