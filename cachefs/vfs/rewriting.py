@@ -66,27 +66,27 @@ class Rewriter:
     async def begin_write(self, opened: OpenInode) -> None:
         """Make the file's generation one that may be written to. See the module docstring."""
         async with opened.lock:
-            if opened.writing:
-                return
-            await self._contents.ensure(opened, 0, opened.size)
-            if not opened.device.healthy:  # Who reads it goes on; what is written would be lost.
-                raise OSError(errno.EIO, f"the cache device {opened.device.directory} has failed")
-            gen = opened.gen
-            if self._meta.generations.get(gen.gen) is None:
-                raise OSError(errno.EIO, "the generation is gone")
-            fresh = self._meta.generations.get(gen.gen)
-            assert fresh is not None
-            opened.gen = gen = fresh
-            if gen.state in (GenState.HELD, GenState.OPEN):
-                self._reopen(opened)
-            elif gen.state == GenState.DURABLE and not self._queue.of_gen(gen.gen):
-                await self._take_over(opened)
-            elif opened.stream is not None or not self._may_copy(opened):
-                await self._merge(opened)
-            elif opened.lane is Lane.PASSTHROUGH:
-                await self._copy_for_upload(opened)
-            else:
-                await self._copy_for_writer(opened)
+            while not opened.writing:
+                await self._begin_write(opened)
+
+    async def _begin_write(self, opened: OpenInode) -> None:
+        await self._contents.ensure(opened, 0, opened.size)
+        if not opened.device.healthy:  # Who reads it goes on; what is written would be lost.
+            raise OSError(errno.EIO, f"the cache device {opened.device.directory} has failed")
+        gen = self._meta.generations.get(opened.gen.gen)
+        if gen is None:
+            raise OSError(errno.EIO, "the generation is gone")
+        opened.gen = gen
+        if gen.state in (GenState.HELD, GenState.OPEN):
+            self._reopen(opened)
+        elif gen.state == GenState.DURABLE and not self._queue.of_gen(gen.gen):
+            await self._take_over(opened)
+        elif opened.stream is not None or not self._may_copy(opened):
+            await self._merge(opened)
+        elif opened.lane is Lane.PASSTHROUGH:
+            await self._copy_for_upload(opened)
+        else:
+            await self._copy_for_writer(opened)
 
     def _may_copy(self, opened: OpenInode) -> bool:
         size = opened.gen.size
@@ -218,10 +218,14 @@ class Rewriter:
                 self._queue.set_state(effect, PENDING, None)
 
     async def _merge(self, opened: OpenInode) -> None:
-        """Give up the pending upload: its effects wait, blocked, for the next seal."""
+        """Give up the pending upload: its effects wait, blocked, for the next seal. One that could
+        not be stopped any more has made the generation durable, and what was in the store only is
+        the object's by now: then nothing is done."""
         gen = opened.gen
         await self._stop(self._queue.of_gen(gen.gen))
         reach(Point.MERGE_AFTER_STOP)
+        if opened.gen is not gen:  # Shown meanwhile; to be looked at anew.
+            return
         with self._meta.transaction(Change.MERGE):
             for effect in self._queue.of_gen(gen.gen):
                 self._queue.set_state(effect, BLOCKED, "being rewritten")

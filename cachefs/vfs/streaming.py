@@ -244,20 +244,26 @@ class Streams:
 
     async def truncate(self, opened: OpenInode, size: int) -> None:
         """Set the size of a file whose generation is open for writing."""
-        stream = opened.stream
-        if stream is None:
-            self._contents.truncate(opened, size)
-            return
-        while crossing := [s for s in stream.spans.within(size, size + 1) if s.start < size]:
-            await self._bring_back(opened, stream, crossing[0], (0, 0))
-            await self._sync_meta()  # else a power cut could leave a span in a file cut within it
-        async with stream.lock:
-            before = opened.size
-            self._contents.truncate(opened, size)
-            stream.wrote(min(size, before), max(size, before))
-            gone = stream.spans.within(size, max(size, before))
-            if gone:
-                await self._cut(opened, stream, gone)
+        while (stream := opened.stream) is not None:
+            await opened.settled()
+            if crossing := _crossing(stream, size):
+                await self._bring_back(opened, stream, crossing[0], (0, 0))
+                await self._sync_meta()  # else a power cut could leave a span in a file cut in it
+                continue
+            async with stream.lock:
+                # While that was waited for, more may have left.
+                if opened.moving is None and not _crossing(stream, size):
+                    await self._truncate(opened, stream, size)
+                    return
+        self._contents.truncate(opened, size)
+
+    async def _truncate(self, opened: OpenInode, stream: Stream, size: int) -> None:
+        before = opened.size
+        self._contents.truncate(opened, size)
+        stream.wrote(min(size, before), max(size, before))
+        gone = stream.spans.within(size, max(size, before))
+        if gone:
+            await self._cut(opened, stream, gone)
 
     async def _cut(self, opened: OpenInode, stream: Stream, gone: Sequence[Span]) -> None:
         await trio.to_thread.run_sync(os.fsync, opened.fd)
@@ -289,6 +295,11 @@ class Streams:
         if row is None or not self._contents.device(row).exists(row.file):
             return None
         return self._contents.device(row), row.file
+
+
+def _crossing(stream: Stream, size: int) -> list[Span]:
+    """The span that has bytes on both sides of an end of file at `size`, if there is one."""
+    return [span for span in stream.spans.within(size, size + 1) if span.start < size]
 
 
 def _size(place: tuple[CacheDevice, int] | None) -> int:

@@ -1,0 +1,89 @@
+"""Files larger than the cache: what comes between two steps of something that takes a while."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from cachefs.vfs import offloading
+from cachefs.vfs.offloading import _Piece
+from tests.daemon.lab import Lab, in_lab, until
+
+MIB = 1 << 20
+LENGTH = 8 * MIB
+BODY = b"".join(bytes([n + 1]) * MIB for n in range(26))
+
+
+async def begun(lab: Lab, path: str) -> int:
+    """A file that is being written."""
+    fh = await lab.open(path, os.O_RDWR | os.O_CREAT)
+    await lab.put(fh, BODY)
+    return fh
+
+
+async def offload(lab: Lab, fh: int, start: int) -> None:
+    """What is there is cold, and there is no room."""
+    opened = lab.services.files.handle(fh).inode
+    stream = lab.parts.streams.begin(opened)
+    piece = _Piece(0, opened, start, start + LENGTH)
+    await lab.parts.offloader._offload(piece, stream, lab.services.ledgers[0])
+
+
+async def whole(lab: Lab, fh: int) -> bytes:
+    size = lab.services.files.handle(fh).inode.size
+    return b"".join(
+        [bytes(await lab.services.files.read(fh, at, MIB)) for at in range(0, size, MIB)]
+    )
+
+
+@in_lab()
+async def test_cut_while_a_range_leaves(lab: Lab) -> None:
+    """What stays of a range that is cut in two is there still."""
+    fh = await begun(lab, "f.bin")
+    await offload(lab, fh, 0)
+    going, may_go = threading.Event(), threading.Event()
+    sync = offloading._sync
+
+    def slow(*words: Any) -> None:
+        going.set()
+        assert may_go.wait(10)
+        sync(*words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offloading, "_sync", slow)
+        leaving = lab.asking(lambda: offload(lab, fh, LENGTH))
+        await until(going.is_set)
+        ino = lab.services.files.handle(fh).inode.ino
+        cutting = lab.asking(lambda: lab.services.files.truncate(ino, LENGTH + MIB, fh))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        may_go.set()
+        await leaving
+        await cutting
+    assert await whole(lab, fh) == BODY[: LENGTH + MIB]
+
+
+@in_lab("flush.settle=0s")
+async def test_opened_again_while_it_is_put_together(lab: Lab) -> None:
+    """A writer that comes while the object is completed goes on with what the object has."""
+    fh = await begun(lab, "f.bin")
+    await offload(lab, fh, 0)
+    lab.bucket.hold("complete_upload")
+    lab.close(fh)
+    await until(lambda: lab.bucket.waiting)
+    opening = lab.asking(lambda: lab.open("f.bin", os.O_RDWR))
+    fh = await opening
+    writing = lab.asking(lambda: lab.put(fh, b"new", 9 * MIB))
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    lab.bucket.let_go()
+    await writing
+    await lab.parts.hidden.sweep()
+    wanted = BODY[: 9 * MIB] + b"new" + BODY[9 * MIB + 3 :]
+    assert await whole(lab, fh) == wanted
+    lab.close(fh)
+    await lab.wait()
+    assert lab.bucket.get("f.bin") == wanted
