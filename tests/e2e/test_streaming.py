@@ -28,12 +28,13 @@ SMALL = {"cache.size": f"{CACHE}MiB", "cache.meta_reserve": "4MiB"}
 LARGER = ("larger than the cache",)
 
 
-def write_large(path: str, count: int, header: int, look_every: int) -> str:
+def write_large(path: str, count: int, header: int, look_every: int) -> list[Any]:
     """Write `count` MiB, look at what is behind now and then, patch the first bytes once `header`
-    MiB are there; the SHA-256 of what it is in the end."""
+    MiB are there; the SHA-256 of what it is in the end, and the seconds that it took."""
+    pool, began = random.Random(1).randbytes(2 << 20), time.monotonic()
 
     def body(number: int) -> bytes:
-        return random.Random(number).randbytes(1 << 20)
+        return number.to_bytes(8, "big") + pool[number * 4099 % (1 << 20) :][: (1 << 20) - 8]
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     first = body(0)
@@ -50,10 +51,11 @@ def write_large(path: str, count: int, header: int, look_every: int) -> str:
                 expected = first if seen == 0 else body(seen)
                 assert os.pread(fd, 1 << 20, seen << 20) == expected, (number, seen)
     os.close(fd)
+    seconds = time.monotonic() - began
     whole = hashlib.sha256(first)
     for number in range(1, count):
         whole.update(body(number))
-    return whole.hexdigest()
+    return [whole.hexdigest(), seconds]
 
 
 def digest_of(path: str) -> str:
@@ -94,7 +96,7 @@ def test_a_file_larger_than_the_cache(mounted: MountFactory, bucket: Any, client
     """Written, patched and looked at meanwhile: every byte is right, and the cache stays small."""
     mount = mounted(bucket, options=SMALL, allow=LARGER)
     with watched(mount) as most:
-        written = client.run(write_large, mount.path / "huge.bin", 256, 200, 40, timeout=90)
+        written, _ = client.run(write_large, mount.path / "huge.bin", 256, 200, 40, timeout=90)
         mount.wait(timeout=60)
     print(f"at most {most[0] / MIB:.1f} MiB, {most[1] / MIB:.1f} MiB of files")
     assert max(most) <= CACHE * MIB
@@ -128,8 +130,8 @@ def test_ten_gibibytes_through_two(
     mount = mounted(bucket, endpoint=link.endpoint, cache="disk", allow=LARGER)
     with watched(mount, 0.2) as most:
         began = time.monotonic()
-        written = client.run(write_large, mount.path / "huge.bin", size, 3 << 10, 0, timeout=900)
-        seconds = time.monotonic() - began
+        arguments = mount.path / "huge.bin", size, 3 << 10, 0
+        written, seconds = client.run(write_large, *arguments, timeout=900)
         mount.wait(timeout=600)
         durable = time.monotonic() - began
     print(
