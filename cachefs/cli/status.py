@@ -133,6 +133,13 @@ def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str | Text]]:
     if cache.get("waiting_writers"):
         waiting = output.count(cache["waiting_writers"], "writer")
         yield "", f"{waiting} waiting for room: what is here is not in the store yet, or in use"
+    if cache.get("larger_files"):
+        files = output.count(cache["larger_files"], "open file")
+        moved = output.size(cache["offloaded_bytes"])
+        yield (
+            "",
+            f"{files} larger than the room: written as fast as the store takes it, {moved} so far",
+        )
     coming = cache.get("next_checkpoint")
     if coming and not coming["fits"]:
         size, room = output.size(coming["expected_bytes"]), output.size(coming["room_bytes"])

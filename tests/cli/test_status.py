@@ -120,6 +120,13 @@ def test_nothing_dirty(run: Run, mounts: FakeMounts) -> None:
     assert "2 takeovers" in text
 
 
+def test_why_a_writer_is_as_slow_as_the_store(run: Run, mounts: FakeMounts) -> None:
+    cache = {**MOUNT["cache"], "larger_files": 1, "offloaded_bytes": 3 << 30}
+    text = _human(run, mounts, cache=cache)
+    assert "1 open file larger than the room: written as fast as the store takes it" in text
+    assert "3.00 GiB so far" in text
+
+
 def test_trouble_is_shown(run: Run, mounts: FakeMounts) -> None:
     text = _human(
         run,
