@@ -53,7 +53,8 @@ log = structlog.get_logger("cachefs.daemon")
 
 Report = Callable[[int | None, dict[str, object]], None]
 _UPGRADE_PATIENCE = 10.0
-_FUSE_TASKS = 256
+_FUSE_TASKS = 4096
+"""Requests at a time: those that wait for a silent store must not keep others from being heard."""
 _LAST_MANIFESTS = 5.0
 """Seconds that the end of a mount gives to manifests of what has just become durable, and to the
 hidden objects that it was made of."""

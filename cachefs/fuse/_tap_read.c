@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,6 +22,25 @@ static void populate(char *buffer, size_t size)
     }
 }
 
+/* Requests are read here and copied to whoever asked. Each task of pyfuse3 has a buffer of its own for
+ * the longest request there can be; of one that got short ones only, the rest never takes memory. */
+static char *own_buffer(size_t size)
+{
+    static char *buffer;
+    static size_t room;
+
+    if (room < size) {
+        char *larger = realloc(buffer, size);
+
+        if (!larger)
+            return NULL;
+        buffer = larger;
+        room = size;
+        populate(buffer, size);
+    }
+    return buffer;
+}
+
 /* Whoever was answered here goes on with the next call in a moment. To wait for that costs less than
  * to go through Python's scheduler for nothing. */
 static bool more_will_follow(void)
@@ -32,19 +53,24 @@ static bool more_will_follow(void)
     return answered && ppoll(&device, 1, &moment, NULL) > 0;
 }
 
-static ssize_t read_device(char *buffer, size_t size)
+static ssize_t read_device(char *target, size_t size)
 {
     ssize_t len;
     int64_t until = tap_now() + TURN_NS;
+    char *buffer = own_buffer(size);
 
-    if (tap.state.header->flags & FLAG_TAKEOVER_POSSIBLE)
-        populate(buffer, size);
+    if (!buffer) {
+        errno = EINTR; /* once more, then */
+        return -1;
+    }
     do {
         while ((len = read(tap.device, buffer, size)) >= (ssize_t)sizeof(struct in_header)) {
             size_t admitted = (size_t)len;
 
-            if (tap_admit(buffer, &admitted))
+            if (tap_admit(buffer, &admitted)) {
+                memcpy(target, buffer, admitted);
                 return (ssize_t)admitted;
+            }
             if (tap_now() > until) { /* Python has other things to do, too */
                 errno = EINTR;
                 return -1;

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.support import postmortem
+from tests.support import fusectl, postmortem
 from tests.support.client import Client
 from tests.support.mounts import MountFactory, poll
 
 pytestmark = pytest.mark.either_lane
+
+READERS = 400
 
 
 def _look_at(path: str) -> int:
@@ -36,6 +38,38 @@ def test_who_waits_for_what_is_told(
     assert mount.status()["dirty_files"] == 0
     waiting.kill()
     link.silent = False
+
+
+def _read_all(paths: list[str]) -> None:
+    """Reads each by a thread of its own; none returns as long as the store says nothing."""
+    import pathlib
+    import threading
+
+    for path in paths:
+        threading.Thread(target=pathlib.Path(path).read_bytes).start()
+
+
+def test_many_who_wait_for_the_store_hold_up_nobody(
+    mounted: MountFactory, bucket: Any, link: Any, client: Client
+) -> None:
+    """Hundreds of reads wait for a store that is silent: all else goes on."""
+    names = [f"d/{number}" for number in range(READERS)]
+    for name in names:
+        bucket.put(name, b"x")
+    mount = mounted(bucket, endpoint=link.endpoint, allow=(".",))
+    assert len(os.listdir(mount.path / "d")) == READERS
+    link.silent = True
+    waiting = client.start(_read_all, [str(mount.path / name) for name in names])
+    poll(lambda: fusectl.waiting(mount.path) >= READERS, 60)
+    assert client.run(_save, str(mount.path / "shard.bin")) == 1000
+    waiting.kill()
+    link.silent = False
+
+
+def _save(path: str) -> int:
+    with open(path, "wb") as file:
+        file.write(b"x" * 1000)
+    return os.stat(path).st_size
 
 
 def _if_hanging(told: str) -> str:

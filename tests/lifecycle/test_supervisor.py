@@ -13,6 +13,7 @@ import pytest
 
 from cachefs.fuse import kernelmount
 from tests.lifecycle.lab import Lab
+from tests.support import fusectl
 from tests.support.client import Client
 from tests.support.mounts import alive, ended
 
@@ -156,7 +157,7 @@ def test_daemon_that_never_gets_ready_is_given_up(lab: Lab) -> None:
 def test_without_takeover_the_mount_ends(lab: Lab, client: Client, why: str) -> None:
     lab.start(takeover="off" if why == "setting" else "auto", no_resend=why == "kernel")
     waiting = client.start(save, str(lab.mountpoint / "slow"))
-    time.sleep(0.3)
+    lab.eventually(lambda: fusectl.waiting(lab.mountpoint) > 0)
     lab.kill_daemon()
     assert lab.exit_code() == 1
     with pytest.raises(OSError, match="client process"):
