@@ -401,7 +401,7 @@ def connect_offloader(
     """Tell those who have to know of it."""
     files.admission.on_waiting, files.admission.is_made = offloader.kick, offloader.makes_room
     offloader.note_changes = files.note_changes
-    offloader.can_copy = lambda: session.capabilities is not None and session.capabilities.copy_part
+    offloader.can_copy = lambda: session.capabilities.copy_part if session.capabilities else None
     offloader.on_offloaded = metrics.counter("cachefs_offloaded_bytes_total").inc
 
 

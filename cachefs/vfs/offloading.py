@@ -90,8 +90,8 @@ class Offloader:
         self._count: dict[int, int] = dict.fromkeys(range(len(ledgers)), 0)
         self._rests_until = float("-inf")
         self._some = trio.Event()
-        self.can_copy: Callable[[], bool] = lambda: False
-        """Whether the store can put objects together from others."""
+        self.can_copy: Callable[[], bool | None] = lambda: False
+        """Whether the store can put objects together from others; None: it was not asked yet."""
         self.note_changes: Callable[[], None] = lambda: None
         """Takes in what was done to open files without passing here."""
         self.on_offloaded: Callable[[int], None] = lambda nbytes: None
@@ -122,14 +122,12 @@ class Offloader:
     def makes_room(self, ledger: SpaceLedger) -> bool:
         """Whether who waits for room on a device will have some in time."""
         index = ledger.device.index
-        return self._may_try() and (self._count[index] > 0 or any(self._pieces(ledger)))
+        if not self._may_try() or self.can_copy() is False:
+            return False
+        return self._count[index] > 0 or any(self._pieces(ledger))
 
     def _may_try(self) -> bool:
-        return (
-            self._admission.is_patient
-            and trio.current_time() >= self._rests_until
-            and self.can_copy()
-        )
+        return self._admission.is_patient and trio.current_time() >= self._rests_until
 
     # -- what is to go ------------------------------------------------------------------------
 
@@ -137,7 +135,7 @@ class Offloader:
         index = ledger.device.index
         if ledger.is_tight:
             self._count_all(ledger)
-        wanted = self._wanted(ledger) if self._may_try() else 0
+        wanted = self._wanted(ledger) if self._may_try() and self.can_copy() else 0
         if wanted <= self._sending[index] or self._count[index] >= AT_ONCE:
             return
         for piece in sorted(self._pieces(ledger), key=lambda each: (each[0], each[2])):

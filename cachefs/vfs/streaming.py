@@ -287,8 +287,16 @@ class Streams:
         for span in found:
             place = devices[span.gen]
             if place is not None and span not in cut:
-                freed = punch(*place, span)
-                self._contents.on_account(place[0], -freed)
+                self._give_back(place, span)
+
+    def _give_back(self, place: tuple[CacheDevice, int], span: Span) -> None:
+        freed = punch(*place, span)
+        row = self._meta.generations.get(span.gen)
+        opened = self._table.inodes.get(row.ino) if row is not None else None
+        if opened is not None and opened.gen.gen == span.gen:  # It is counted by who has it open.
+            self._contents.account(opened)
+        else:
+            self._contents.on_account(place[0], -freed)
 
     def _file_of(self, gen: int) -> tuple[CacheDevice, int] | None:
         row = self._meta.generations.get(gen)

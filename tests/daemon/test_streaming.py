@@ -87,3 +87,33 @@ async def test_opened_again_while_it_is_put_together(lab: Lab) -> None:
     lab.close(fh)
     await lab.wait()
     assert lab.bucket.get("f.bin") == wanted
+
+
+@in_lab()
+async def test_what_a_dead_daemon_left_is_counted_once(lab: Lab) -> None:
+    """Bytes that were on their way back when it died are given back, though somebody has the file
+    open: what is used is what the cache files take."""
+    fh = await begun(lab, "f.bin")
+    await offload(lab, fh, 0)
+    opened = lab.services.files.handle(fh).inode
+    os.pwrite(opened.fd, bytes(LENGTH // 2), 0)
+    lab.services.contents.account(opened)
+    lab.parts.streams.recover()
+    lab.services.contents.account(opened)
+    assert lab.services.ledgers[0].used == opened.device.allocated_total() == len(BODY) - LENGTH
+    assert await whole(lab, fh) == BODY
+
+
+@in_lab("cache.size=64MiB")
+async def test_room_is_waited_for_before_the_store_has_answered(lab: Lab) -> None:
+    """A daemon that has just begun knows nothing of the store yet: nobody is told that there is no
+    room in the cache."""
+    fh = await begun(lab, "f.bin")
+    await lab.put(fh, BODY, len(BODY))
+    writing = lab.asking(lambda: lab.put(fh, BODY[: 16 * MIB], 2 * len(BODY)))
+    await trio.sleep(1.5)
+    assert not writing.done
+    lab.parts.offloader.can_copy = lambda: True
+    lab.nursery.start_soon(lab.parts.offloader.run)
+    await writing
+    assert (await whole(lab, fh))[2 * len(BODY) :] == BODY[: 16 * MIB]
