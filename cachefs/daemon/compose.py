@@ -304,7 +304,7 @@ def compose(
         ),
     )
     connect_offloader(offloader, files, session, metrics)
-    publisher.on_assembled = streams.released
+    publisher.on_assembled = contents.on_assembled = streams.released
     recovery = Recovery(
         meta,
         queue,

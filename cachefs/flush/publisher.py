@@ -34,7 +34,6 @@ from cachefs.model.plan import (
     plan_assembly,
     plan_upload,
 )
-from cachefs.model.spans import SpanMap
 from cachefs.model.states import Event, GenState, advance
 from cachefs.store.base import Body, FileRange
 
@@ -357,17 +356,9 @@ class Publisher(Committer):
         others = [each for each in self._queue.of_gen(number) if each.id != effect.id]
         if gen.state == GenState.UPLOADING and not others:
             gen.state, gen.error = advance(GenState.UPLOADING, Event.COMMIT), None
-            self._release_spans(gen)
+            self._meta.spans.release(gen, self.on_assembled)
             self.on_durable((time.time_ns() - (gen.sealed_ns or gen.created_ns)) / 1e9)
         self._meta.generations.save(gen)
-
-    def _release_spans(self, gen: GenerationRow) -> None:
-        """The object has what hidden ones had: from now on its bytes are fetched from there."""
-        number, spans = gen.gen, self._meta.spans.of_gen(gen.gen)
-        if spans:
-            gen.present = SpanMap(spans).rest(gen.size).pack()
-            self._meta.spans.release(number)
-            self._meta.db.after_commit(lambda: self.on_assembled(number))
 
     # -- relocate and unpublish ---------------------------------------------------------------
 

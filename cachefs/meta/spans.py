@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cachefs.meta.database import Database
-from cachefs.meta.rows import to_signed, to_unsigned
-from cachefs.model.spans import Span
+from cachefs.meta.rows import GenerationRow, to_signed, to_unsigned
+from cachefs.model.spans import Span, SpanMap
 
 _COLUMNS = 'key,gen,start,"end",etag,crc64,asked_ns'
 
@@ -65,9 +65,15 @@ class Spans:
         """To be deleted in the store."""
         self._db.many("UPDATE span SET gen=0 WHERE key=?", ((each.key,) for each in spans))
 
-    def release(self, gen: int) -> None:
-        """All of a generation's are to be deleted in the store."""
-        self._db.execute("UPDATE span SET gen=0 WHERE gen=?", (gen,))
+    def release(self, gen: GenerationRow, released: Callable[[int], None]) -> None:
+        """An object has what a generation's have: they are to be deleted in the store, and `gen`,
+        which the caller saves, says what the cache file has without them. `released` is called with
+        its number once that is committed, if there were any."""
+        number, spans = gen.gen, self.of_gen(gen.gen)
+        if spans:
+            gen.present = SpanMap(spans).rest(gen.size).pack()
+            self._db.execute("UPDATE span SET gen=0 WHERE gen=?", (number,))
+            self._db.after_commit(lambda: released(number))
 
     def remove(self, spans: Iterable[Span]) -> None:
         """The store has them no more."""

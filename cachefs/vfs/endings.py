@@ -27,6 +27,8 @@ class Endings:
         """Called with the change in bytes that a device holds."""
         self.leave: Callable[[CacheDevice, int], None] = self.remove
         """Called with each cache file that a commit gave up: it is to be removed in time."""
+        self.on_assembled: Callable[[int], None] = lambda gen: None
+        """Called with each generation whose hidden objects are of no use any more."""
         queue.on_unreferenced = self.unreferenced
 
     def device(self, row: GenerationRow) -> CacheDevice:
@@ -45,7 +47,9 @@ class Endings:
             self.drop(row)
         elif row.state in _WAITING and self._meta.objects.holding(row.ino, row.gen):
             # A name that was still to be shown is gone; another one shows it.
-            self._meta.generations.set_state(gen, GenState.DURABLE, None)
+            row.state, row.error = GenState.DURABLE, None
+            self._meta.spans.release(row, self.on_assembled)
+            self._meta.generations.save(row)
 
     def drop(self, row: GenerationRow) -> None:
         """Remove a generation and, once that is committed, its cache file."""

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from cachefs.errors import Refused
 from cachefs.vfs import offloading
 from cachefs.vfs.offloading import _Piece
 from tests.daemon.lab import Lab, in_lab, until
@@ -117,3 +118,32 @@ async def test_room_is_waited_for_before_the_store_has_answered(lab: Lab) -> Non
     lab.nursery.start_soon(lab.parts.offloader.run)
     await writing
     assert (await whole(lab, fh))[2 * len(BODY) :] == BODY[: 16 * MIB]
+
+
+@in_lab("flush.settle=0s")
+async def test_its_last_other_name_is_gone_before_it_was_shown(lab: Lab) -> None:
+    """Of two names one shows all of it: the file is had from there, and may be written to again."""
+    fh = await begun(lab, "f.bin")
+    await offload(lab, fh, 0)
+    ino = lab.services.files.handle(fh).inode.ino
+    await lab.services.namespace.link(ino, 1, b"g.bin")
+    lab.bucket.refused["g.bin"] = Refused("not there")
+    lab.close(fh)
+    await until(lambda: "f.bin" in lab.bucket.keys())  # noqa: SIM118
+    row = lab.services.meta.generations.current(ino)
+    assert row is not None
+    await until(lambda: any(e.state != "pending" for e in lab.services.queue.of_gen(row.gen)))
+    lab.bucket.refused.clear()
+    await lab.remove("g.bin")
+    await lab.wait()
+    await lab.parts.hidden.sweep()
+    assert lab.bucket.keys() == ["f.bin"]
+    fh = await lab.open("f.bin", os.O_RDWR)
+    assert await whole(lab, fh) == BODY
+    await lab.put(fh, b"new", 20 * MIB)
+    lab.close(fh)
+    fh = await lab.open("f.bin", os.O_RDONLY)
+    assert await whole(lab, fh) == BODY[: 20 * MIB] + b"new" + BODY[20 * MIB + 3 :]
+    lab.close(fh)
+    await lab.wait()
+    assert lab.bucket.get("f.bin") == BODY[: 20 * MIB] + b"new" + BODY[20 * MIB + 3 :]
