@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachefs.daemon.arguments import Arguments
+from cachefs.daemon.storage import check_versions
 from cachefs.errors import MountError
 from cachefs.fuse import tap as taps
 
@@ -42,7 +43,8 @@ def join(operations: pyfuse3.Operations, fuse_fd: int, tap: taps.Tap | None, *, 
 
 def rehearse(arguments: Arguments) -> None:
     """Raises MountError if a daemon of this code could not go on with the mount whose state this
-    is a copy of."""
+    is a copy of, CacheError if it could not open the database."""
+    check_versions(arguments.settings)
     tap = taps.load(arguments.state_fd)
     if isinstance(tap, taps.Reason):
         raise MountError(str(tap))

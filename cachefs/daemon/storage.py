@@ -23,7 +23,7 @@ from cachefs.config import Settings
 from cachefs.errors import CacheError, DeviceMissing
 from cachefs.flush.reboot import Reboots
 from cachefs.meta import Meta
-from cachefs.meta.database import Damaged, SchemaTooNew, disk_error
+from cachefs.meta.database import Damaged, SchemaTooNew, check_version, disk_error
 from cachefs.model.survival import Level
 
 _DEVICES = "devices"
@@ -135,6 +135,17 @@ def find_home(devices: Sequence[CacheDevice]) -> CacheDevice:
 
 def _database(device: CacheDevice) -> Path:
     return device.meta_dir / "cachefs.db"
+
+
+def check_versions(settings: Settings) -> None:
+    """Raises CacheError if the database, which may be in use, is one that this code cannot open."""
+    for directory in settings.cache.dirs:
+        path = Path(directory) / "meta" / "cachefs.db"
+        try:
+            if path.exists():
+                check_version(path)
+        except SchemaTooNew as error:
+            raise CacheError(str(error), hint=error.hint) from error
 
 
 def _has_database(device: CacheDevice) -> bool:

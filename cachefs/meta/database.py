@@ -26,7 +26,7 @@ from cachefs.errors import CachefsError
 from cachefs.failpoints import Point, reach
 from cachefs.meta import wal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ADDED = (
     ("generation", "grows", "INTEGER NOT NULL DEFAULT 0"),
     ("generation", "copy_device", "INTEGER"),
@@ -124,7 +124,8 @@ class Database:
         else:
             self._add_what_is_missing()
             # Any write makes SQLite create the WAL file that `sync` keeps open.
-            self._db.execute("UPDATE setting SET value=value WHERE key='schema_version'")
+            sql = "UPDATE setting SET value=? WHERE key='schema_version'"
+            self._db.execute(sql, (str(SCHEMA_VERSION),))
 
     def _add_what_is_missing(self) -> None:
         """Columns, tables and indexes that came or went since the schema's version was counted."""
@@ -273,6 +274,15 @@ def _look(path: Path, may_create: bool) -> None:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise Damaged(f"the metadata database {path} is damaged: {found.splitlines()[-1]}")
+    finally:
+        db.close()
+
+
+def check_version(path: Path) -> None:
+    """Raises SchemaTooNew for a database that this code must not open; it may be in use."""
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
+    try:
+        _check_version(path, db)
     finally:
         db.close()
 

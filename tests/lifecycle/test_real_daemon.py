@@ -222,6 +222,12 @@ if "cachefs.daemon" in sys.orig_argv:
         return loaded
     tap.load = load_and_ask_for_more
 """
+OLDER = """
+import sys
+if "cachefs.daemon" in sys.orig_argv:
+    from cachefs.meta import database
+    database.SCHEMA_VERSION = 1
+"""
 BROKEN = """
 import os, sys
 if "cachefs.daemon" in sys.orig_argv:
@@ -240,9 +246,10 @@ def next_code(tmp_path: Path) -> Path:
     ("code", "why"),
     [
         (OTHER_FLAGS, "takeover refused: this version would negotiate flags"),
+        (OLDER, "this cachefs knows 1"),
         (BROKEN, "the daemon ended at its start (exit code 1)"),
     ],
-    ids=["negotiates differently", "does not start"],
+    ids=["negotiates differently", "knows an older database", "does not start"],
 )
 def test_upgrade_to_code_that_could_not_go_on(
     mounted: MountFactory, dir_store: Any, client: Client, next_code: Path, code: str, why: str

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.meta import Meta
+from cachefs.meta.database import SCHEMA_VERSION
 from cachefs.meta.invariants import INVARIANTS
 from cachefs.meta.rows import GenerationRow, InodeRow, UploadRow
 
@@ -29,6 +30,8 @@ def test_a_database_of_an_older_version(tmp_path: Path, stored: Path) -> None:
     old.close()
     meta = Meta(path)
     assert set(meta.db.all("SELECT id,parent,name,ino FROM dentry")) == names
+    version = str(SCHEMA_VERSION)
+    assert meta.setting("schema_version") == version, "the older one would not know all of it"
     Meta(tmp_path / "new").close()
     new = sqlite3.connect(tmp_path / "new")
     assert _columns(meta.db._db) == _columns(new)
