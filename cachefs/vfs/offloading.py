@@ -23,7 +23,7 @@ import trio
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
-from cachefs.errors import CachefsError, Retry
+from cachefs.errors import CachefsError, Retry, StoreError
 from cachefs.failpoints import Change, Point, reach
 from cachefs.flush.queue import PENDING, EffectQueue
 from cachefs.meta import Meta
@@ -222,7 +222,8 @@ class Offloader:
                     self._store.leave(span)
         except (CachefsError, OSError, sqlite3.Error) as error:
             log.info("a range of a file stays here", inode=opened.ino, reason=str(error))
-            if getattr(error, "retry", Retry.SOON) in (Retry.NEVER, Retry.SLOWLY):
+            refused = isinstance(error, StoreError) and error.retry in (Retry.NEVER, Retry.SLOWLY)
+            if refused:  # Not when the file was cut while it was read.
                 self._rests_until = trio.current_time() + _REST
         finally:
             stream.sending.pop(piece.start, None)

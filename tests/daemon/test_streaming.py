@@ -147,3 +147,19 @@ async def test_its_last_other_name_is_gone_before_it_was_shown(lab: Lab) -> None
     lab.close(fh)
     await lab.wait()
     assert lab.bucket.get("f.bin") == BODY[: 20 * MIB] + b"new" + BODY[20 * MIB + 3 :]
+
+
+@in_lab("flush.settle=0s")
+async def test_cut_while_a_range_is_sent(lab: Lab) -> None:
+    """That one stays, and others go on leaving: the store is not to blame."""
+    fh = await begun(lab, "f.bin")
+    lab.parts.offloader.can_copy = lambda: True
+    lab.bucket.hold("put")
+    leaving = lab.asking(lambda: offload(lab, fh, 2 * LENGTH))
+    await until(lambda: lab.bucket.waiting)
+    ino = lab.services.files.handle(fh).inode.ino
+    await lab.services.files.truncate(ino, 17 * MIB, fh)
+    lab.bucket.let_go()
+    await leaving
+    assert lab.parts.offloader.makes_room(lab.services.ledgers[0])
+    assert await whole(lab, fh) == BODY[: 17 * MIB]
