@@ -135,8 +135,10 @@ class Streams:
         inode = self._meta.inodes.get(row.ino) if row is not None else None
         if row is None or inode is None or opened is None or opened.gen.gen != gen:
             return
+        trims = opened.trims
         opened.gen, opened.stream = row, None
         opened.fill = self._contents.fill_for(inode, row)
+        opened.fill.trims += trims + 1  # Never what a read that is under way has seen.
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -231,8 +233,10 @@ class Streams:
             if not await self._store.is_sound(span, device.path(file)):
                 raise OSError(errno.EIO, "the store has other bytes of the file than it was sent")
             await trio.to_thread.run_sync(os.fdatasync, opened.fd)
-        except BaseException:
+        except BaseException as error:
             punch(device, file, span)
+            if isinstance(error, NotFound):
+                raise OSError(errno.EIO, f"bytes of the file are gone: {error}") from error
             raise
         reach(Point.BRING_BACK_AFTER_BYTES)
         with self._meta.transaction(Change.BRING_BACK):

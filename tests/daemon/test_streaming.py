@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -163,3 +165,23 @@ async def test_cut_while_a_range_is_sent(lab: Lab) -> None:
     await leaving
     assert lab.parts.offloader.makes_room(lab.services.ledgers[0])
     assert await whole(lab, fh) == BODY[: 17 * MIB]
+
+
+@in_lab()
+async def test_a_range_that_the_store_lost(lab: Lab) -> None:
+    """Whoever needs bytes that are nowhere any more is told so: reading, writing, cutting."""
+    fh = await begun(lab, "f.bin")
+    await offload(lab, fh, 0)
+    hidden = [span.key for span in lab.services.meta.spans.of_files()]
+    assert await lab.bucket.call("delete", keys=hidden) == {}
+    files, ino = lab.services.files, lab.services.files.handle(fh).inode.ino
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: files.read(fh, 0, MIB),
+        lambda: files.write(fh, MIB, b"new"),
+        lambda: files.truncate(ino, 2 * MIB, fh),
+    ]
+    for call in calls:
+        with pytest.raises(OSError) as caught:
+            await call()
+        assert caught.value.errno == errno.EIO
+    assert await files.read(fh, LENGTH, MIB) == BODY[LENGTH : LENGTH + MIB]
