@@ -60,6 +60,42 @@ class Fetch(Protocol):
     ) -> Awaitable[tuple[int, int | None]]: ...
 
 
+class Room(Protocol):
+    """Gives room for what is fetched into the file of a fill."""
+
+    def left(self, fill: Fill) -> int:
+        """Bytes that can be promised at once."""
+        ...
+
+    def promise(self, fill: Fill, nbytes: int) -> None:
+        """Set so many of them aside."""
+        ...
+
+    async def wait(self, fill: Fill, nbytes: int) -> None:
+        """Return when so many are set aside."""
+        ...
+
+    def settle(self, fill: Fill, nbytes: int) -> None:
+        """The fetch that they were set aside for is over."""
+        ...
+
+
+class _Unbounded:
+    """Room for everything."""
+
+    def left(self, fill: Fill) -> int:
+        return fill.size
+
+    def promise(self, fill: Fill, nbytes: int) -> None:
+        pass
+
+    async def wait(self, fill: Fill, nbytes: int) -> None:
+        pass
+
+    def settle(self, fill: Fill, nbytes: int) -> None:
+        pass
+
+
 @dataclass(slots=True)
 class _Stream:
     """One sequential reader: where it will read next, and how many chunks to fetch ahead of it."""
@@ -75,6 +111,10 @@ class _Job:
     start: int
     end: int
     chunks: range
+    wanted: int
+    """Bytes that lack."""
+    promised: bool = False
+    """There is room for them."""
     done: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     error: Exception | None = None
@@ -102,6 +142,8 @@ class Fill:
     """Somebody may have read bytes of it before all were there to be compared."""
     checking: trio.Lock = field(default_factory=trio.Lock, repr=False)
     """Held while what was fetched is compared."""
+    owner: object = None
+    """Whose cache file it is, for `Room`."""
     trims: int = 0
     """Counts up when bytes leave the cache file again."""
     _jobs: dict[int, _Job] = field(default_factory=dict, repr=False)
@@ -150,10 +192,11 @@ class Fill:
         for piece in [at for at, (stop, _) in self._pieces.items() if at < end and start < stop]:
             del self._pieces[piece]
 
-    def near(self) -> Iterator[tuple[int, int]]:
-        """What its readers are at, or have asked to be fetched ahead."""
+    def near(self, *, ahead: bool = True) -> Iterator[tuple[int, int]]:
+        """What its readers are at, or have asked to be fetched `ahead`."""
         for stream in self._streams:
-            yield stream.position - CHUNK, stream.position + (stream.window + 1) * CHUNK
+            window = stream.window if ahead else 0
+            yield stream.position - CHUNK, stream.position + (window + 1) * CHUNK
 
     def is_coming(self, start: int, end: int) -> bool:
         """Whether any of the bytes [start, end) is on its way."""
@@ -189,10 +232,8 @@ class Filler:
         self._max_in_flight = max_in_flight
         self._run = run
         self._on_fetched = on_fetched
-        self.room: Callable[[Fill], int] = lambda fill: fill.size
-        """Bytes that may be fetched ahead now, on the device of a fill's file."""
+        self.room: Room = _Unbounded()
         self._active = 0
-        self._coming = 0
         self._queue: deque[tuple[Fill, _Job]] = deque()
 
     @property
@@ -259,9 +300,12 @@ class Filler:
             raise _stale(fill)
         stop = -(-end // self._chunk)
         length = self._length(fill, stop - first)
-        job = fill._jobs.get(first) or self._begin(fill, first, min(first + length, stop))
+        job = fill._jobs.get(first)
+        if job is None:  # Less, rather than wait for room.
+            fits = max(1, self.room.left(fill) // self._chunk)
+            job = self._begin(fill, first, min(first + length, first + fits, stop))
         for index in missing:
-            if fill._requests >= self._max_in_flight:
+            if fill._requests >= self._max_in_flight or not self._fits(fill, length):
                 break
             if index not in fill._jobs:
                 self._begin(fill, index, min(index + length, stop))
@@ -290,14 +334,21 @@ class Filler:
         last = index + 1
         while last < stop and last not in fill._jobs and not self._is_present(fill, last):
             last += 1
-        job = _Job(index * self._chunk, min(last * self._chunk, fill.size), range(index, last))
+        start, end = index * self._chunk, min(last * self._chunk, fill.size)
+        wanted = sum(stop - start for start, stop in fill.present.gaps(start, end))
+        job = _Job(start, end, range(index, last), wanted)
+        if wanted <= self.room.left(fill):
+            self.room.promise(fill, wanted)
+            job.promised = True
         fill._jobs.update(dict.fromkeys(job.chunks, job))
         fill._requests += 1
         self._active += 1
-        self._coming += job.end - job.start
         self._queue.append((fill, job))
         self._nursery.start_soon(self._run_next)
         return job
+
+    def _fits(self, fill: Fill, chunks: int) -> bool:
+        return chunks * self._chunk <= self.room.left(fill)
 
     def _is_present(self, fill: Fill, index: int) -> bool:
         start = index * self._chunk
@@ -309,6 +360,9 @@ class Filler:
         job.error = OSError(errno.EIO, "the read from the store was abandoned")
         try:
             with job.scope:
+                if not job.promised:
+                    await self.room.wait(fill, job.wanted)
+                    job.promised = True
                 await self._fetch_gaps(fill, job)
                 job.error = None
         except PreconditionFailed:
@@ -323,7 +377,8 @@ class Filler:
                 del fill._jobs[index]
             fill._requests -= 1
             self._active -= 1
-            self._coming -= job.end - job.start
+            if job.promised:
+                self.room.settle(fill, job.wanted)
             job.done.set()
 
     async def _fetch_gaps(self, fill: Fill, job: _Job) -> None:
@@ -349,13 +404,12 @@ class Filler:
             i for i in self._missing_chunks(fill, position, ahead_end) if i not in fill._jobs
         ]
         length = self._length(fill, len(missing))
-        room = self.room(fill)
         for index in missing:
             # Readahead of all fills together stays within a few windows: it must not queue in front
             # of what somebody is waiting for.
             if fill._requests >= self._max_in_flight or self._active >= 2 * self._max_in_flight:
                 return
-            if self._coming + length * self._chunk > room:
+            if not self._fits(fill, length):
                 return
             if index not in fill._jobs:
                 self._begin(fill, index, min(index + length, stop))

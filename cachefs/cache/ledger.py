@@ -75,6 +75,8 @@ class SpaceLedger:
         self.used = 0
         self.promised = 0
         self.reserved = 0
+        self.wanted = 0
+        """Bytes that are waited for."""
         self.overruns_total = 0
         self.exhausted = False
         """Above the high watermark, and nothing left that may be evicted."""
@@ -82,6 +84,8 @@ class SpaceLedger:
         """Set when there is work for the reaper, who replaces it."""
         self.looked = trio.Event()
         """Set at the end of the reaper's next pass, who replaces it when that begins."""
+        self.before_scan: Callable[[], None] = lambda: None
+        """Called to have everything counted that has grown, which a scan is to see only once."""
         self._clock = clock
         self._reserve_file = MetadataReserve(device.meta_dir / "reserve", meta_reserve)
         self._reservations: dict[int, Reservation] = {}
@@ -136,8 +140,9 @@ class SpaceLedger:
         return self._marks
 
     def excess(self) -> int:
-        """Bytes to evict now: down to the low watermark once above the high one, else 0."""
-        return self.watermarks.excess(self.used + self.promised)
+        """Bytes to evict now: down to the low watermark once above the high one, else 0. What is
+        waited for is to fit."""
+        return self.watermarks.excess(self.used + self.promised + self.wanted)
 
     def headroom(self) -> int:
         """Bytes that nobody has taken, been promised or reserved."""
@@ -183,8 +188,12 @@ class SpaceLedger:
         """
         if self._waiting or nbytes > self.headroom():
             return False
-        self.promised += nbytes
+        self.promise(nbytes)
         return True
+
+    def promise(self, nbytes: int) -> None:
+        """Promise `nbytes` whether or not they fit."""
+        self.promised += nbytes
 
     def settle(self, admitted: int, allocated: int) -> None:
         """The write of `admitted` promised bytes is over.
@@ -212,6 +221,7 @@ class SpaceLedger:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         ticket = object()
         self._waiting.append(ticket)
+        self.wanted += nbytes
         try:
             while not (self._waiting[0] is ticket and nbytes <= self.headroom()):
                 if not await self._wait_a_little(cancel):
@@ -222,6 +232,7 @@ class SpaceLedger:
             return True
         finally:
             self._waiting.remove(ticket)
+            self.wanted -= nbytes
             self.announce_room()
 
     async def admit_after_eviction(self, nbytes: int) -> bool:
@@ -335,6 +346,7 @@ class SpaceLedger:
         it.
         """
         await self.poll()
+        self.before_scan()
         before, self._changes_scanned = self._grown, self._changes
         scan = self.device.allocated_total
         scanned = await trio.to_thread.run_sync(scan, abandon_on_cancel=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.system import DeviceKind
 from cachefs.model.survival import Level
@@ -46,13 +47,9 @@ class Placement:
         best = min(map(_rank, roomy))
         return self._take_turns([ledger for ledger in roomy if _rank(ledger) == best])
 
-    def room(self, path: str) -> int:
-        """Bytes that nobody has taken on the device that a cache file is on."""
-        return sum(
-            ledger.headroom()
-            for ledger in self._ledgers
-            if path.startswith(f"{ledger.device.directory}/")
-        )
+    def ledger(self, device: CacheDevice) -> SpaceLedger:
+        """The ledger of a device."""
+        return next(each for each in self._ledgers if each.device is device)
 
     def _take_turns(self, equals: Sequence[SpaceLedger]) -> SpaceLedger:
         whole = sum(ledger.headroom() for ledger in equals)

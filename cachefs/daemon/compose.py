@@ -320,6 +320,9 @@ def compose(
     inspector = Inspector(meta, queue, table, devices, settings.store.url)
     inspector.home = storage.home
     trimmer = Trimmer(meta, table, contents, lanes, sync_meta=sync_meta)
+    trimmer.is_waited_for = lambda device: ledgers[device].wanted > 0
+    for ledger in ledgers:
+        ledger.before_scan = contents.fetches.count_all
     eviction = Eviction(meta, queue, table, contents, sweep=leaving.sweep, trimmer=trimmer)
     if tiering is not None:
         tiering.attach(inspector, eviction, contents, commits)

@@ -23,6 +23,7 @@ from cachefs.model.extents import ExtentSet
 from cachefs.model.states import GenState
 from cachefs.vfs import clock
 from cachefs.vfs.endings import Endings
+from cachefs.vfs.fetchroom import FetchRoom
 from cachefs.vfs.lanes import LaneKeeper
 from cachefs.vfs.opened import Lane, OnDisk, OpenInode, Stream, open_cache_file
 from cachefs.vfs.remote import RemoteView
@@ -46,7 +47,7 @@ class Contents(Endings):
         super().__init__(meta, queue, devices)
         self._placement = placement
         self._filler = filler
-        filler.room = lambda fill: placement.room(fill.path)
+        self.fetches = filler.room = FetchRoom(placement)
         self._remote = remote
         self._lanes = lanes
         self._last_file = meta.generations.last_file()
@@ -220,6 +221,7 @@ class Contents(Endings):
             opened.fill = self.fill_for(inode, gen)
             opened.read_once = self.on_fill(inode.ino)
         opened.accounted = os.fstat(fd).st_blocks * BLOCK_UNIT
+        self.fetches.take_up(opened, device.path(gen.file))
         return opened
 
     def fill_for(self, inode: InodeRow, gen: GenerationRow) -> Fill:
@@ -265,6 +267,7 @@ class Contents(Endings):
         """Return once the cache file holds [start, end) of the object's bytes."""
         while opened.fill is not None:
             fill = opened.fill
+            fill.owner = opened
             try:
                 await self._filler.ensure(fill, start, min(end, fill.size))
             except (OSError, StoreError):
@@ -440,8 +443,14 @@ class Contents(Endings):
     def account(self, opened: OpenInode) -> None:
         """Tell the ledger what the cache file takes now."""
         now = os.fstat(opened.fd).st_blocks * BLOCK_UNIT
-        self.on_account(opened.device, now - opened.accounted)
-        opened.accounted = now
+        grown, opened.accounted = now - opened.accounted, now
+        self.on_account(opened.device, grown)
+        self.fetches.arrived(opened, grown)
+
+    def remove(self, device: CacheDevice, file: int) -> None:
+        """Remove a cache file."""
+        self.fetches.count(device.path(file))
+        super().remove(device, file)
 
 
 async def _lost(gen: int) -> bool:

@@ -44,6 +44,8 @@ class Trimmer:
         self._contents = contents
         self._lanes = lanes
         self._sync_meta = sync_meta
+        self.is_waited_for: Callable[[int], bool] = lambda device: False
+        """Whether somebody waits for room on a device."""
 
     async def trim_open(self, device: int, goal: int, is_kept: Callable[[int], bool]) -> int:
         """Take up to `goal` bytes from files that are being read, but for inodes that `is_kept`;
@@ -62,7 +64,7 @@ class Trimmer:
 
     async def _trim(self, opened: OpenInode, goal: int) -> int:
         fill = opened.fill
-        chosen = list(_behind(fill, goal)) if fill is not None else []
+        chosen = self._chosen(fill, goal, opened.device.index) if fill is not None else []
         if fill is None or not chosen:
             return 0
         self._lanes.take_back(opened)
@@ -71,6 +73,7 @@ class Trimmer:
         self._contents.save_progress(opened)
         reach(Point.TRIM_AFTER_SAVE)
         await self._sync_meta()
+        self._contents.account(opened)
         before = opened.accounted
         for start, end in chosen:
             for hole in list(fill.present.gaps(start, end)):
@@ -79,6 +82,14 @@ class Trimmer:
         fill.trims += 1
         self._contents.account(opened)
         return max(0, before - opened.accounted)
+
+    def _chosen(self, fill: Fill, goal: int, device: int) -> list[Extent]:
+        """What no reader is near. When somebody waits for room, what was fetched ahead of one goes,
+        too, and at last what one is at: it is read before it can go, or once more."""
+        spared = [list(fill.near())]
+        if self.is_waited_for(device):
+            spared += [list(fill.near(ahead=False)), []]
+        return next(filter(None, (list(_away(fill, each, goal)) for each in spared)), [])
 
     async def trim_closed(
         self, gen: int, goal: int, on_leaving: Callable[[GenerationRow], None]
@@ -101,18 +112,20 @@ class Trimmer:
         await self._sync_meta()
         if row.ino in self._table.inodes or self._meta.generations.get(gen) != row:
             return 0  # Somebody reads it, and what is not present may be on its way again.
+        self._contents.fetches.count(device.path(row.file))
         before = device.allocated(row.file)
         for extent in chosen:
             device.punch(row.file, *extent)
         freed = max(0, before - device.allocated(row.file))
         self._contents.on_account(device, -freed)
+        self._contents.fetches.shrunk(device.path(row.file), freed)
         return freed
 
 
-def _behind(fill: Fill, goal: int) -> Iterator[Extent]:
-    """What is present and no reader is near, from the beginning on, `goal` bytes of it."""
+def _away(fill: Fill, spared: list[Extent], goal: int) -> Iterator[Extent]:
+    """What is present but for what is `spared`, from the beginning on, `goal` bytes of it."""
     away = ExtentSet(fill.present)
-    for start, end in fill.near():
+    for start, end in spared:
         away.remove(max(0, start), end)
     yield from _first(away, goal)
 

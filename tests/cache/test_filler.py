@@ -241,16 +241,45 @@ def test_who_reads_in_sequence_has_long_requests_made_ahead(store: Store, fill: 
     run(store, body, max_in_flight=16, longest=4)
 
 
+class Cramped:
+    """Room for two chunks; counts what is promised, and who had to wait."""
+
+    def __init__(self) -> None:
+        self.promised, self.waited, self.most = 0, 0, 0
+        self.made = trio.Event()
+
+    def left(self, fill: Fill) -> int:
+        return max(0, 2 * CHUNK - self.promised)
+
+    def promise(self, fill: Fill, nbytes: int) -> None:
+        self.promised += nbytes
+        self.most = max(self.most, self.promised)
+
+    async def wait(self, fill: Fill, nbytes: int) -> None:
+        self.waited += 1
+        while nbytes > self.left(fill):
+            await self.made.wait()
+        self.promise(fill, nbytes)
+
+    def settle(self, fill: Fill, nbytes: int) -> None:
+        self.promised -= nbytes
+        self.made.set()
+        self.made = trio.Event()
+
+
 def test_no_more_is_fetched_ahead_than_there_is_room_for(store: Store, fill: Fill) -> None:
     async def body(filler: Filler) -> None:
-        filler.room = lambda fill: 2 * CHUNK
+        filler.room = room = Cramped()
         store.gate = trio.Event()
         async with trio.open_nursery() as nursery:
             for index in range(6):
                 nursery.start_soon(filler.ensure, fill, index * CHUNK, (index + 1) * CHUNK)
                 await settle()
-            assert sum(end - start for start, end in store.fetched) == 6 * CHUNK, "what is read"
+            assert sum(end - start for start, end in store.fetched) == 2 * CHUNK
+            assert room.waited == 4, "what is read, nothing else"
             store.gate.set()
+        assert room.most == 2 * CHUNK
+        assert room.promised == 0
         assert content(fill)[: 6 * CHUNK] == store.content[: 6 * CHUNK]
 
     run(store, body, max_in_flight=16, longest=4)
