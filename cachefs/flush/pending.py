@@ -435,9 +435,10 @@ class PendingEffects:
     def set_state(self, effect: EffectRow, state: str, error: str | None) -> None:
         """Mark an effect blocked or conflicted, or pending again."""
         with self._meta.transaction(Change.SET_STATE):
-            if effect.id in self.effects:
-                effect.state, effect.error = state, error
-                self._update(effect)
+            current = self.effects.get(effect.id)
+            if current is not None:  # Another object than `effect` once something was rolled back.
+                current.state, current.error = state, error
+                self._update(current)
 
     def _revive(self, number: int | None) -> None:
         """Content that was not wanted in the store any more is wanted after all."""

@@ -334,3 +334,23 @@ def test_older_pointers_go_together(desk: Desk) -> None:
         desk.seal(entry)
     desk.remove(shard)
     assert desk.pending() == [("publish", "step/model.index.json"), ("publish", "latest")]
+
+
+def test_what_was_read_anew_after_a_rollback_is_what_counts(desk: Desk) -> None:
+    """A full disk took the first try back: the second one blocks the effect, here and on the disk,
+    so that it is revived in time and not forgotten."""
+    desk.saved("f")
+    (effect,) = desk.queue.effects.values()
+
+    def fail() -> None:
+        with desk.meta.transaction():
+            desk.queue.set_state(effect, BLOCKED, "first")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    desk.queue.set_state(effect, BLOCKED, "second")
+    for queue in (desk.queue, desk.open()):
+        assert [(each.state, each.error) for each in queue.effects.values()] == [
+            (BLOCKED, "second")
+        ]
