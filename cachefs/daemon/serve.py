@@ -303,7 +303,7 @@ class Server:
             partial(tasks.release_temporary_names, parts.queue),
             parts.files.lingering.run,
             partial(tasks.settle_held, parts.recovery),
-            partial(tasks.record_uses, parts.files),
+            partial(tasks.record_uses, parts.files, parts.storage.home),
             partial(tasks.retry_seals, parts.files, make_room),
             partial(refresh_snapshot, services),
             partial(devices.watch, services, small.renew),

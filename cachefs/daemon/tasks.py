@@ -284,12 +284,13 @@ async def settle_held(recovery: Recovery) -> None:
             log.warning("held files could not be looked at", reason=str(error))
 
 
-async def record_uses(files: Files) -> None:
-    """Keep the order of eviction up to date."""
+async def record_uses(files: Files, home: CacheDevice) -> None:
+    """Keep the order of eviction up to date, when nobody has to wait for that."""
     while True:
         await trio.sleep(_RELEASE_INTERVAL)
         try:
-            files.record_uses()
+            if home.direct_ok:
+                files.record_uses()
         except sqlite3.Error as error:
             log.warning("uses of files could not be recorded", reason=str(error))
 

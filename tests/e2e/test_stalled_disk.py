@@ -15,9 +15,10 @@ import pytest
 from tests.e2e.test_readonly_disk import Ext4
 from tests.support.actor import pattern
 from tests.support.client import Client
-from tests.support.mounts import MountFactory
+from tests.support.mounts import Mount, MountFactory, poll
 
 OPTIONS = {"cache.size": "64MiB", "cache.meta_reserve": "1MiB"}
+AT_REST = 2.0
 SPARE_TIME = 2.5
 """Seconds after which a quiet mount has put away what it had kept ready."""
 
@@ -38,6 +39,12 @@ def frozen(disk: Ext4) -> Iterator[None]:
         subprocess.run(["fsfreeze", "--unfreeze", disk.top], check=True)
 
 
+def at_rest(mount: Mount) -> bool:
+    """Whether nothing has been recorded for a while: what was going on is over."""
+    changed = max(each.stat().st_mtime for each in (mount.cache_dirs[0] / "meta").iterdir())
+    return time.time() - changed > AT_REST
+
+
 def _look(top: str) -> list[Any]:
     with open(f"{top}/f0", "rb") as file:
         return [os.stat(f"{top}/f1").st_size, sorted(os.listdir(top)), file.read()]
@@ -55,6 +62,7 @@ def test_looking_goes_on(mounted: MountFactory, dir_store: Any, disk: Ext4, clie
         actor("open", 0, "written", "WRONLY|CREAT")
         actor("write", 0, 1, 100_000)
         names = sorted([*names, "written"])
+    poll(lambda: at_rest(mount))
     with frozen(disk):
         if mount.lane == "passthrough":
             actor.send("write", 0, 2, 100_000)
