@@ -27,7 +27,7 @@ from tests.bench import creates
 from tests.support import lanes
 from tests.support.mounts import Mount, clean_environment
 
-_HELD = {"flush.settle": "1h", "flush.settle_max": "1h", "cache.size": "6GiB"}
+_HELD = {"flush.settle": "1h", "flush.settle_max": "1h", "cache.size": "12GiB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Load:
 
 LOADS = (
     Load("1MiB", "1GiB", 1),
-    Load("128KiB", "512MiB", 1),
+    Load("128KiB", "1GiB", 1),
     Load("4KiB", "256MiB", 1),
-    Load("1MiB", "256MiB", 4),
+    Load("1MiB", "512MiB", 4),
 )
 
 

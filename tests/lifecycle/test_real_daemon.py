@@ -83,11 +83,12 @@ def takes_over(mount: Mount) -> bool:
 
 
 def family(pid: int) -> list[int]:
-    """All descendants of a process."""
+    """All descendants of a process, whose threads come and go."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *family(int(child))]
+        with contextlib.suppress(FileNotFoundError):
+            for child in (task / "children").read_text().split():
+                found += [int(child), *family(int(child))]
     return found
 
 
