@@ -25,6 +25,8 @@ MIB = 1 << 20
 CACHE = 64
 """MiB."""
 SMALL = {"cache.size": f"{CACHE}MiB", "cache.meta_reserve": "4MiB"}
+EXTENT_LISTS = 16 << 10
+"""Bytes that ext4 takes, beside its data, to list where the ranges of a file with holes are."""
 PATIENCE = 100
 """Seconds until the hidden objects of a killed daemon are gone: its requests may be under way for a
 minute, and the next look may come a while after that."""
@@ -143,7 +145,7 @@ def test_ten_gibibytes_through_two(
         f"{link.sent / MIB:.0f} MiB sent, {mount.status()['cache']['offloaded_bytes'] / MIB:.0f} "
         f"MiB of them while it was written"
     )
-    assert max(most) <= 2048 * MIB
+    assert max(most) <= 2048 * MIB + EXTENT_LISTS
     assert bucket.sha256("huge.bin") == written
     assert client.run(digest_of, mount.path / "huge.bin", timeout=600) == written
     assert not bucket.uploads()
