@@ -153,7 +153,7 @@ def compose(
     )
     prefix = prefix_of(settings.store.url)
     client = StoreClient(pool, pacing, prefix, observe=store_observer(metrics))
-    session = StoreSession(meta, client, settings)
+    session = StoreSession(meta, client, settings, storage.name)
     owner = (settings.mount.uid, settings.mount.gid)
     remote = RemoteView(
         meta,

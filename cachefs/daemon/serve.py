@@ -206,6 +206,7 @@ class Server:
             await self._start_background(nursery, parts, services, small)
             if lives:
                 nursery.start_soon(tasks.recount, parts.storage.ledgers)
+            parts.session.remember()
             nursery.start_soon(self._fuse_loop, pyfuse3)
             self._report(self._arguments.ready_fd, {"ok": True, "warnings": self._warnings})
             await self._stop.wait()
@@ -335,6 +336,7 @@ class Server:
             nursery.start_soon(tasks.keep_going, parts.flusher.run, make_room)
             nursery.start_soon(tasks.keep_going, parts.refresher.run, make_room)
             nursery.start_soon(tasks.keep_going, parts.session.keep_looking, make_room)
+            nursery.start_soon(tasks.keep_going, parts.session.tidy_up, make_room)
             nursery.start_soon(tasks.keep_going, parts.commits.run, make_room)
             nursery.start_soon(tasks.keep_going, parts.prefetcher.run, make_room)
             nursery.start_soon(tasks.keep_going, parts.hidden.run, make_room)

@@ -16,6 +16,7 @@ import trio
 
 from cachefs.config import Settings
 from cachefs.errors import MountError, NotFound, PreconditionFailed, Refused, Retry, StoreError
+from cachefs.flush import remains
 from cachefs.flush.client import StoreClient
 from cachefs.meta import Meta
 from cachefs.model.names import RESERVED
@@ -38,10 +39,13 @@ class WrongStore(MountError):
 class StoreSession:
     """What the daemon knows of its store."""
 
-    def __init__(self, meta: Meta, client: StoreClient, settings: Settings) -> None:
+    def __init__(self, meta: Meta, client: StoreClient, settings: Settings, owner: str) -> None:
+        """`owner`: the name of the cache, for what a probe leaves if it is interrupted."""
         self._meta = meta
+        self._owner = owner
         self._client = client
         self._settings = settings
+        self._identity: str | None = None
         self.capabilities: Capabilities | None = None
         self.problem: str | None = _NOT_ASKED
         """Why the store cannot be used, None while it can."""
@@ -68,19 +72,20 @@ class StoreSession:
             )
 
     async def open(self) -> None:
-        """Reach the store and make sure it is ours. Raises StoreError, MountError or WrongStore."""
+        """Reach the store and make sure it is ours. Raises StoreError, MountError or WrongStore.
+
+        A new cache does not belong to it, and nothing is sent to it, before `remember`.
+        """
         self._client.barred = None
         with trio.move_on_after(_PROBE_TIMEOUT) as scope:
-            self.capabilities = await self._client.call("probe")
+            self.capabilities = await self._client.call("probe", owner=self._owner)
             await self._check_identity()
         if scope.cancelled_caught:
             raise MountError(
                 f"{self._settings.store.url} did not answer within {_PROBE_TIMEOUT:g} s",
                 hint="check the endpoint and the network",
             )
-        self._remember()
         self.problem = None
-        self.usable.set()
 
     async def _check_identity(self) -> None:
         known = self._meta.setting("store_id")
@@ -96,8 +101,7 @@ class StoreSession:
                 self._client.barred,
                 hint="check the endpoint or give another --cache-dir; dirty data stays cached",
             )
-        if found is not None:
-            self._meta.set_setting("store_id", found)
+        self._identity = found
 
     async def _read_identity(self) -> str | None:
         try:
@@ -119,10 +123,17 @@ class StoreSession:
             return None
         return identity
 
-    def _remember(self) -> None:
+    def remember(self) -> None:
+        """The cache belongs to the store that was opened. Of a new one only once its mount answers,
+        so that a first try with something wrong binds it to nothing."""
+        if self.problem is not None:
+            return
         with self._meta.transaction():
+            if self._identity is not None:
+                self._meta.set_setting("store_id", self._identity)
             self._meta.set_setting("store_url", self._settings.store.url)
             self._meta.set_setting("store_endpoint", self._settings.store.endpoint or "")
+        self.usable.set()
 
     async def keep_trying(self) -> None:
         """Open the session behind a mount that came up without its store."""
@@ -130,6 +141,7 @@ class StoreSession:
         while True:
             try:
                 await self.open()
+                self.remember()
                 log.info("the store can be used")
                 return
             except (StoreError, MountError) as error:
@@ -138,6 +150,13 @@ class StoreSession:
                     await self._client.recover(error)
             await trio.sleep(delay)
             delay = min(2 * delay, 10.0)
+
+    async def tidy_up(self) -> None:
+        """Remove what probes that were interrupted left in the store; not urgent."""
+        try:
+            await remains.remove(self._client, self._owner)
+        except StoreError as error:
+            log.info("remains of probes could not be looked for", reason=str(error))
 
     async def keep_looking(self) -> None:
         """A store that did not answer is asked now and then, so that it is known to be back even if

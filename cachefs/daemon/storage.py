@@ -42,6 +42,11 @@ class Storage:
     home: CacheDevice
     """The one that the database is on."""
 
+    @property
+    def name(self) -> str:
+        """By which the cache's own are known among other caches' in the store. OSError."""
+        return identity.read(self.home.directory) or ""
+
     def make_room(self) -> None:
         """The database has met a full disk: give it its reserve."""
         self.ledgers[self.home.index].release_reserve()

@@ -23,6 +23,9 @@ NAME_LIMIT = 255
 RESERVED = ".cachefs/"
 """Where cachefs keeps its own objects below the store's prefix; hidden from the mount."""
 
+PROBES = f"{RESERVED}probe-"
+"""Beginning of the keys by which it is found out what a store supports."""
+
 DATA_PATTERNS: tuple[str, ...] = (
     "*.safetensors",
     "*.bin",

@@ -132,8 +132,10 @@ class ObjectStore(Protocol):
 
     url: str
 
-    def probe(self) -> Capabilities:
-        """Reach the store and find out what it supports; remembered after the first success."""
+    def probe(self, owner: str = "") -> Capabilities:
+        """Reach the store and find out what it supports; remembered after the first success. What
+        is written for that has `owner` in its key, so that who it is can tidy up if this is
+        interrupted."""
 
     def adopt(self, capabilities: Capabilities) -> None:
         """Take over what another process's probe of the same store found."""

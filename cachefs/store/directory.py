@@ -79,8 +79,8 @@ class DirectoryStore:
             raise UsageError(f"store URL {settings['url']!r} is not of the form file:///DIRECTORY")
         return cls(Path(unquote(url.path)))
 
-    def probe(self) -> Capabilities:
-        """See ObjectStore.probe."""
+    def probe(self, owner: str = "") -> Capabilities:
+        """See ObjectStore.probe. Nobody has to tidy up."""
         with self._lock:
             if self._capabilities is None:
                 self._capabilities = self._examine()

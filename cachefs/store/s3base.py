@@ -52,12 +52,12 @@ class S3Base:
         self._capabilities = capabilities
         self._bucket_seen = -BUCKET_CHECK_INTERVAL
 
-    def probe(self) -> Capabilities:
+    def probe(self, owner: str = "") -> Capabilities:
         """See ObjectStore.probe. Needs the right to write under the prefix."""
         with self._lock:
             if self._capabilities is None:
                 options = self._options
-                run = Probe(self._request, self._bucket, options.prefix, options.checksum)
+                run = Probe(self._request, self._bucket, options.prefix, options.checksum, owner)
                 self._capabilities = run.run()
             return self._capabilities
 

@@ -3,7 +3,7 @@
 Stores that call themselves S3 differ most in what they silently ignore, so each capability is
 tested with a request that a supporting store must refuse: a wrong checksum, a condition that does
 not hold. One probe is about ten small requests on one object under `.cachefs/`, which is deleted
-again.
+again. What a probe that was killed leaves there is found by its name (see `flush.remains`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cachefs.errors import (
     Throttled,
     Transient,
 )
+from cachefs.model.names import PROBES
 from cachefs.store import crc
 from cachefs.store.base import Capabilities
 
@@ -45,10 +46,13 @@ class Probe:
         bucket: str,
         prefix: str,
         checksum: str,
+        owner: str = "",
     ) -> None:
+        """`owner`: see `ObjectStore.probe`."""
         self._request = request
         self._bucket = bucket
-        self._key = "/".join(filter(None, (prefix, f".cachefs/probe-{secrets.token_hex(8)}")))
+        name = "-".join(filter(None, (owner, secrets.token_hex(8))))
+        self._key = "/".join(filter(None, (prefix, PROBES + name)))
         self._checksum = checksum
 
     def run(self) -> Capabilities:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support import fusectl
-from tests.support.mounts import CHECKOUT, Mount, MountFactory, cachefs, run_file
+from tests.support.mounts import CHECKOUT, Mount, MountFactory, cachefs, processes, run_file
 
 pytestmark = pytest.mark.either_lane
 
@@ -30,7 +30,7 @@ def refused(make_mount: Any, after_mounts: Any) -> Iterator[Any]:
 
     def attempt(mount: Mount, code: int, *patterns: str) -> str:
         made.append(mount)
-        before, old = _processes(mount), fusectl.entry_of(mount.path)
+        before, old = processes(mount), fusectl.entry_of(mount.path)
         done = mount.cli(*mount.command(), timeout=40)
         told = done.stderr.strip()
         assert done.returncode == code, (done.returncode, done.stdout, told)
@@ -39,27 +39,13 @@ def refused(make_mount: Any, after_mounts: Any) -> Iterator[Any]:
         for pattern in patterns:
             assert re.search(pattern, told, re.IGNORECASE), f"{pattern!r} not in {told!r}"
         assert fusectl.entry_of(mount.path) == old, "something was mounted"
-        assert _processes(mount) == before, "processes are left behind"
+        assert processes(mount) == before, "processes are left behind"
         return told
 
     yield attempt
     for mount in made:
         if _answers(mount):  # it was not refused, as it should have been
             mount.destroy()
-
-
-def _processes(mount: Mount) -> set[int]:
-    """Pids of daemons and supervisors of one mountpoint."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if os.fsencode(mount.path) in words and b"mount" not in words:
-                found.add(int(entry.name))
-    return found
 
 
 def _prepared(make_mount: Any, store: Any, **kinds: Any) -> Mount:

@@ -77,7 +77,7 @@ class MemoryStore:
         self._numbers = 0
         self._put_off: list[tuple[str, dict[str, Any]]] = []
 
-    def probe(self) -> Capabilities:
+    def probe(self, owner: str = "") -> Capabilities:
         return Capabilities(True, True, True, True, True)
 
     def checksum(self, body: Body) -> int:

@@ -89,6 +89,20 @@ def alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def processes(mount: Mount) -> set[int]:
+    """Pids of daemons and supervisors of one mountpoint."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if os.fsencode(mount.path) in words and b"mount" not in words:
+                found.add(int(entry.name))
+    return found
+
+
 def ended(pids: Iterable[int], timeout: float) -> bool:
     """Wait until none of these processes runs any more."""
     deadline = time.monotonic() + timeout
