@@ -1,12 +1,14 @@
 """The space on one cache device: what is taken, what is promised, who may write more.
 
-    capacity = min(limit, used + free on the filesystem)   other users of the disk shrink it
+    capacity = min(limit - lists, used + free on the filesystem)   other users shrink it
     room     = capacity - used - promised - reserved
 
-`used` is what cache files allocate. Callers report every change (`charge`, `credit`), and a scan of
-the files corrects it now and then. `promised` was admitted but is not yet written (tracked lane).
-`reserved` is what passthrough writers may still write: nobody can slow them down, so their space is
-set aside before they start, and their growth is read from their cache files.
+`lists` is room for what a filesystem allocates after the bytes, and counts as the file's: the
+blocks that list where its ranges are. `used` is what cache files allocate. Callers report every
+change (`charge`, `credit`), and a scan of the files corrects it now and then. `promised` was
+admitted but is not yet written (tracked lane). `reserved` is what passthrough writers may still
+write: nobody can slow them down, so their space is set aside before they start, and their growth is
+read from their cache files.
 
 Concurrency: the trio thread only. Everything but the `async` methods is synchronous and cannot be
 interrupted, so state needs no lock. Waiters are served in the order in which they came, and who
@@ -35,6 +37,7 @@ DEFAULT_FILL = 0.9
 # interval: its polls, made in a thread, then spare everybody else the call.
 _FREE_VALID = 2.0
 _EVICTION_PATIENCE = 5.0  # seconds that a writer who may not wait for the store gives the reaper
+_LISTS = 256  # One part in so many: ext4 lists 340 ranges, of a block each at least, in a block.
 _RECHECK = 1.0  # seconds after which a waiter looks again: others free space on the disk, too
 
 
@@ -71,7 +74,8 @@ class SpaceLedger:
     ) -> None:
         self.device = device
         self.limit = limit
-        self._marks = Watermarks(limit, high, low)
+        self._most = limit if device.in_memory else limit - limit // _LISTS
+        self._marks = Watermarks(self._most, high, low)
         self.used = 0
         self.promised = 0
         self.reserved = 0
@@ -119,7 +123,7 @@ class SpaceLedger:
     @property
     def capacity(self) -> int:
         """Bytes that cache files may take at this moment."""
-        return min(self.limit, self.used + self.free)
+        return min(self._most, self.used + self.free)
 
     @property
     def above_high(self) -> bool:
@@ -217,7 +221,7 @@ class SpaceLedger:
         Raises ENOSPC when `nbytes` could not fit even into the empty cache, and once `is_in_vain`
         (asked each time that there still is no room) says that there never will be.
         """
-        if nbytes > self.limit:
+        if nbytes > self._most:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         ticket = object()
         self._waiting.append(ticket)

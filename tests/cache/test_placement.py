@@ -121,5 +121,5 @@ def test_when_nothing_has_room_the_roomiest_serves(ledgers: list[SpaceLedger]) -
     assert chosen(Placement(ledgers), 1 << 45) == 0
     for ledger in ledgers:
         ledger.charge(ledger.limit)
-    ledgers[2].credit(1)
+    ledgers[2].credit(GIB // 2)
     assert chosen(Placement(ledgers), GIB) == 2
