@@ -31,6 +31,8 @@ KILLED: Program = [
     [0, "write", 0, 1, 100],
     [0, "stat", "a"],
 ]
+SHORT = 6.0
+"""Seconds that programs are tried for by default."""
 SHRINKING = 60.0
 """Most seconds spent on making a failing program shorter."""
 
@@ -87,27 +89,27 @@ def _with_random(pair: Pair, seconds: float, length: int, specials: tuple[str, .
 @pytest.mark.timeout(500)
 def test_small_programs(pair_with: MakePair) -> None:
     """Many short programs with much reuse of few names."""
-    _with_hypothesis(pair_with(), _seconds(12))
+    _with_hypothesis(pair_with(), _seconds(SHORT))
 
 
 @pytest.mark.timeout(500)
 def test_long_programs(pair_with: MakePair) -> None:
     """Programs of 150 steps while uploads go on in the background."""
-    _with_random(pair_with(**{"flush.settle": "1ms"}), _seconds(12), 150, ("!pause",))
+    _with_random(pair_with(**{"flush.settle": "1ms"}), _seconds(SHORT), 150, ("!pause",))
 
 
 @pytest.mark.timeout(500)
 def test_the_bucket_follows(pair_with: MakePair) -> None:
     """After each program the bucket has exactly the tree: content, attributes, links."""
     pair = pair_with(check_bucket=True, **{"flush.settle": "5ms"})
-    _with_random(pair, _seconds(12), 30, ("!pause",))
+    _with_random(pair, _seconds(SHORT), 30, ("!pause",))
 
 
 @pytest.mark.timeout(500)
 def test_remounts_and_crashes(pair_with: MakePair) -> None:
     """Neither unmounting nor the death of daemon and supervisor loses what a write returned for."""
     pair = pair_with(**{"flush.settle": "5ms", "mount.takeover": "off"})
-    _with_random(pair, _seconds(12), 60, ("!remount", "!crash", "!pause"))
+    _with_random(pair, _seconds(SHORT), 60, ("!remount", "!crash", "!pause"))
 
 
 @pytest.mark.timeout(500)
@@ -117,7 +119,7 @@ def test_kills(pair_with: MakePair) -> None:
     if pair.started().status()["lanes"].get("takeover") is False:
         pytest.skip("this kernel has no takeover")
     pair.run(KILLED)
-    _with_random(pair, _seconds(12), 100, ("!kill", "!pause"))
+    _with_random(pair, _seconds(SHORT), 100, ("!kill", "!pause"))
 
 
 @pytest.mark.soak

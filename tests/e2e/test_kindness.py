@@ -58,12 +58,8 @@ def test_pressure_holds_back_and_loses_nothing(mounted: MountFactory, bucket: An
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_an_upload_is_spread_until_somebody_waits(
-    mounted: MountFactory, bucket: Any, lane: str
-) -> None:
+def test_an_upload_is_spread_until_somebody_waits(mounted: MountFactory, bucket: Any) -> None:
     """The third checkpoint knows when the fourth will come."""
-    if lane != "tracked":
-        pytest.skip("what goes to the store is the same in both lanes")
     mount = mounted(bucket, options={"flush.spread": "0.9"})
     for number in range(2):
         save(mount.path / f"step-{number}", 4)

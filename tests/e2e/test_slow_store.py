@@ -39,8 +39,8 @@ def test_saving_never_waits_for_the_store(
     """With 1 s added to each request, 64 shards of 4 MiB close at local speed."""
     mount = mounted(bucket, endpoint=link.endpoint)
     link.delay = 1.0
-    local = [ram_dir / f"l{number}" for number in range(3)]
-    remote = [mount.path / f"step_{number}" for number in range(3)]
+    local = [ram_dir / f"l{number}" for number in range(2)]
+    remote = [mount.path / f"step_{number}" for number in range(2)]
     ratios = []
     for ours, theirs in zip(remote, local, strict=True):
         ours.mkdir()
@@ -52,13 +52,13 @@ def test_saving_never_waits_for_the_store(
         assert took < 0.02 * SHARDS + 5 * base, f"{took:.2f} s, local {base:.2f} s"
     print(f"local time / mount time: {', '.join(f'{r:.2f}' for r in ratios)}")
     seen = [mount.status()["dirty_bytes"]]
-    assert seen[0] > 2 * SHARDS * SHARD
+    assert seen[0] > SHARDS * SHARD
     link.delay = 0.05
     while seen[-1]:
         time.sleep(0.1)
         seen.append(mount.status()["dirty_bytes"])
     assert seen == sorted(seen, reverse=True), "dirty bytes must only fall once nobody writes"
-    assert len(bucket.keys()) == 3 * SHARDS
+    assert len(bucket.keys()) == 2 * SHARDS
 
 
 @pytest.mark.timeout(90)
@@ -136,24 +136,24 @@ def test_mounting_while_the_store_is_away(mounted: MountFactory, bucket: Any, li
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_thousands_dirty_at_the_start(mounted: MountFactory, bucket: Any, link: Any) -> None:
-    """2,000 dirty files and an unreachable store: the mount answers at once."""
+def test_very_many_dirty_at_the_start(mounted: MountFactory, bucket: Any, link: Any) -> None:
+    """1,000 dirty files and an unreachable store: the mount answers at once."""
     allow = ("store|transient|retry|degraded|reach|remain|unmount",)
     mount = mounted(bucket, endpoint=link.endpoint, allow=allow)
     assert os.listdir(mount.path) == []
     link.cut()
-    for number in range(2000):
+    for number in range(1000):
         (mount.path / f"f{number}").write_bytes(b"x%d" % number)
     assert mount.unmount(drain_timeout=0) == 3
     mount.wait_gone()
     began = time.monotonic()
     mount.start()
     assert time.monotonic() - began < 10
-    assert len(os.listdir(mount.path)) == 2000
-    assert mount.status()["dirty_files"] == 2000
+    assert len(os.listdir(mount.path)) == 1000
+    assert mount.status()["dirty_files"] == 1000
     link.mend()
     mount.wait(timeout=90)
-    assert len(bucket.keys()) == 2000
+    assert len(bucket.keys()) == 1000
 
 
 def _dirty(mount: Mount) -> int:

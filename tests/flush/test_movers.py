@@ -224,7 +224,7 @@ def test_a_killed_mover_is_replaced_and_its_jobs_done(root: Path) -> None:
             async with trio.open_nursery() as nursery:
                 for number in range(400):
                     nursery.start_soon(put, number)
-                for enough in (20, 40, 60, 80):
+                for enough in (20, 60):  # A third death could be that of one job (MAX_TRIES).
                     await until(lambda enough=enough: len(results) >= enough)  # type: ignore[misc]
                     os.kill(pool.pids[0], signal.SIGKILL)
             assert len(results) == 400

@@ -4,7 +4,7 @@ A watcher sees every state of the store. Whatever happens, no reader is ever mis
 store behaves the bucket shows the tree exactly: nothing is lost, nothing counts as durable that is
 not there, and neither uploads nor cache files are left over.
 
-100 lives by default, 2,000 with `-m soak`, which take about twenty minutes of one processor:
+60 lives by default, 2,000 with `-m soak`, which take about twenty minutes of one processor:
 
     python -m pytest -m soak tests/flush/test_random_lives.py
 
@@ -152,7 +152,7 @@ def _batches(count: int) -> Iterator[range]:
         yield range(first, min(first + _BATCH, count))
 
 
-@pytest.mark.parametrize(("kind", "seeds"), schedules(100))
+@pytest.mark.parametrize(("kind", "seeds"), schedules(60))
 def test_lives(kind: str, seeds: range, tmp_path: Path) -> None:
     for seed in seeds:
         live(seed, tmp_path, kind)

@@ -38,7 +38,7 @@ def test_somebody_else_in_the_directory(
     place: Place, storms: Callable[[Path, float], Storm]
 ) -> None:
     """Finds each file that was closed, whatever is done to it, and none that was removed."""
-    storm, rng = storms(place / "storm", 4.0), random.Random(3)
+    storm, rng = storms(place / "storm", 2.0), random.Random(3)
     gone: set[str] = set()
     count = 0
     while not (names := storm.closed()) or names[-1] != "end":

@@ -203,7 +203,7 @@ FIO = {
 def test_fio(work: Work, kind: str, pattern: str) -> None:
     """fio writes and verifies every block."""
     program(
-        "fio", "--name=v", f"--directory={work}", f"--rw={pattern}", "--bs=16k", "--size=16m",
+        "fio", "--name=v", f"--directory={work}", f"--rw={pattern}", "--bs=16k", "--size=8m",
         "--numjobs=2", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--minimal",
         *FIO[kind], timeout=50, cwd=work.local,
     )  # fmt: skip
@@ -235,7 +235,7 @@ def test_stress_ng(work: Work) -> None:
     known = program("stress-ng", "--stressors").split()
     todo = [word for name in STRESSORS if name in known for word in (f"--{name}", "1")]
     work.path.chmod(0o777)
-    program("stress-ng", *todo, "--timeout", "5s", "--verify", "--temp-path", work.path, *SIZES)
+    program("stress-ng", *todo, "--timeout", "3s", "--verify", "--temp-path", work.path, *SIZES)
     assert [n for n in os.listdir(work) if not n.startswith("tmp-stress")] == []
 
 
@@ -243,7 +243,7 @@ def test_stress_ng(work: Work) -> None:
 @pytest.mark.either_lane
 def test_dbench(work: Work) -> None:
     """dbench with four clients for a few seconds: no operation fails."""
-    told = program("dbench", "-D", work.path, "-t", "5", "--skip-cleanup", "4", timeout=50)
+    told = program("dbench", "-D", work.path, "-t", "3", "--skip-cleanup", "4", timeout=50)
     assert "Throughput" in told
     wrong = [line for line in told.splitlines() if "failed" in line and "semaphore" not in line]
     assert wrong == []
