@@ -74,8 +74,8 @@ class SpaceLedger:
     ) -> None:
         self.device = device
         self.limit = limit
-        self._most = limit if device.in_memory else limit - limit // _LISTS
-        self._marks = Watermarks(self._most, high, low)
+        self._lists = 0 if device.in_memory else _LISTS
+        self._marks = Watermarks(limit, high, low)
         self.used = 0
         self.promised = 0
         self.reserved = 0
@@ -121,9 +121,14 @@ class SpaceLedger:
         self._free_until = self._clock() + _FREE_VALID
 
     @property
+    def most(self) -> int:
+        """Bytes that may be given to cache files, however much is free."""
+        return self.limit - self.limit // self._lists if self._lists else self.limit
+
+    @property
     def capacity(self) -> int:
         """Bytes that cache files may take at this moment."""
-        return min(self._most, self.used + self.free)
+        return min(self.most, self.used + self.free)
 
     @property
     def above_high(self) -> bool:
@@ -221,7 +226,7 @@ class SpaceLedger:
         Raises ENOSPC when `nbytes` could not fit even into the empty cache, and once `is_in_vain`
         (asked each time that there still is no room) says that there never will be.
         """
-        if nbytes > self._most:
+        if nbytes > self.most:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         ticket = object()
         self._waiting.append(ticket)

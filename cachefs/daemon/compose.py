@@ -47,6 +47,7 @@ from cachefs.observe.metrics import Metrics
 from cachefs.store.base import FileRange
 from cachefs.tiers.complete import Complete
 from cachefs.vfs.admission import Admission
+from cachefs.vfs.borrowing import Borrower
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.eviction import Eviction
 from cachefs.vfs.files import Files
@@ -121,6 +122,7 @@ class Parts:
     rescuer: Rescuer
     hidden: HiddenSpans
     streams: Streams
+    borrower: Borrower
     offloader: Offloader
 
 
@@ -183,11 +185,7 @@ def compose(
         lanes,
     )
     rewriter = Rewriter(
-        meta,
-        queue,
-        contents,
-        preserve_limit=settings.cache.preserve_limit,
-        sync_meta=sync_meta,
+        meta, queue, contents, preserve_limit=settings.cache.preserve_limit, sync_meta=sync_meta
     )
     rewriter.has_room = lambda device, nbytes: nbytes <= ledgers[device.index].headroom()
     contents.on_account = _accountant(ledgers)
@@ -289,6 +287,10 @@ def compose(
         barriers=tuple(settings.order.barrier),
         on_retry=lambda reason: retries.inc(),
     )
+
+    def is_kept(opened: OpenInode) -> bool:
+        return opened.device.index in spiller.volatile or files.names_log(opened.ino)
+
     offloader = Offloader(
         meta,
         queue,
@@ -299,11 +301,21 @@ def compose(
         streams,
         hidden,
         sync_meta=sync_meta,
-        is_kept=lambda opened: (
-            opened.device.index in spiller.volatile or files.names_log(opened.ino)
-        ),
+        is_kept=is_kept,
     )
     connect_offloader(offloader, files, session, metrics)
+    borrower = Borrower(
+        meta,
+        queue,
+        contents,
+        ledgers,
+        streams,
+        hidden,
+        sync_meta=sync_meta,
+        may_stream=lambda opened: admission.is_patient and not is_kept(opened),
+    )
+    rewriter.borrow = borrower.borrow
+    borrower.can_copy = lambda: offloader.can_copy()
     publisher.on_assembled = contents.on_assembled = streams.released
     recovery = Recovery(
         meta,
@@ -361,6 +373,7 @@ def compose(
         rescuer=rescuer,
         hidden=hidden,
         streams=streams,
+        borrower=borrower,
         offloader=offloader,
     )
 

@@ -2,6 +2,10 @@
 
     .cachefs/spans/<node>/<number>     bytes of one file that is, or was, larger than its cache
 
+Most are one range each. When a file of the bucket that the cache cannot hold is opened for writing,
+one is a copy of its object, made by the store, and several spans are ranges of it: it goes with the
+last of them. Whatever becomes of the object meanwhile, the file has the bytes that it had.
+
 A key is noted before anything is sent to it, and never used twice. So what a dead daemon sent is
 known, and deleted by the next one, unless a file has it. A request without an answer may still
 arrive: its key is deleted when it cannot any more.
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -22,8 +26,9 @@ from cachefs.failpoints import Change
 from cachefs.flush.client import StoreClient
 from cachefs.flush.lost import GRACE
 from cachefs.meta import Meta
+from cachefs.model.extents import Extent
 from cachefs.model.names import RESERVED
-from cachefs.model.spans import Span
+from cachefs.model.spans import Span, part_key
 from cachefs.store.base import DELETE_BATCH, FileRange, ObjectInfo
 
 log = structlog.get_logger("cachefs.flush")
@@ -68,20 +73,50 @@ class HiddenSpans:
             self._under_way.discard(key)
         return replace(span, etag=info.etag, crc64=info.crc64)
 
-    def leave(self, span: Span) -> None:
+    async def borrow(self, key: str, etag: str, size: int, places: Sequence[Extent]) -> list[Span]:
+        """Have the store copy an object of `size` bytes, in the version `etag`; the spans that are
+        at `places` of it.
+
+        They are noted, but nobody's until `Spans.adopt`; then the caller says `taken`, or `leave`.
+        Raises StoreError.
+        """
+        copy, now = f"{_SPANS}{self._node}/{uuid.uuid4().hex}", time.time_ns()
+        spans = [Span(part_key(copy, a), 0, a, b, None, None, now) for a, b in places]
+        with self._meta.transaction(Change.BEGIN_SPAN):
+            for span in spans:
+                self._meta.spans.add(span)
+        self._under_way.update(span.key for span in spans)
+        try:
+            info: ObjectInfo = await self._client.patiently(
+                "copy", src=key, dst=copy, metadata={}, if_source_match=etag
+            )
+            if info.size != size:
+                raise Corrupt(f"{copy} has {info.size} bytes of {size}")
+        except BaseException:
+            self.leave(*spans)
+            raise
+        return [replace(span, etag=info.etag) for span in spans]
+
+    def taken(self, spans: Iterable[Span]) -> None:
+        """What was borrowed is somebody's."""
+        self._under_way.difference_update(span.key for span in spans)
+
+    def leave(self, *spans: Span) -> None:
         """Nobody wants what was sent, or is being sent."""
+        self.taken(spans)
         with self._meta.transaction(Change.LEAVE_SPAN):
-            self._meta.spans.answered(span)
+            for span in spans:
+                self._meta.spans.answered(span)
         self.swept()
 
     async def fetch(self, span: Span, start: int, end: int) -> bytes:
         """Bytes [start, end) of the file, all of which are in the span. Raises StoreError."""
+        first = span.offset + start - span.start
         data: bytes = await self._client.patiently(
-            "get_bytes", key=span.key, start=start - span.start, end=end - span.start,
-            if_match=span.etag,
-        )  # fmt: skip
+            "get_bytes", key=span.object, start=first, end=first + end - start, if_match=span.etag
+        )
         if len(data) != end - start:
-            raise Corrupt(f"{span.key}: {len(data)} bytes came for a range of {end - start}")
+            raise Corrupt(f"{span.object}: {len(data)} bytes came for a range of {end - start}")
         return data
 
     async def is_sound(self, span: Span, path: str) -> bool:
@@ -118,7 +153,9 @@ class HiddenSpans:
         return span.key not in self._under_way and not is_late
 
     async def _delete(self, spans: Sequence[Span]) -> None:
-        failed = await self._client.call("delete", keys=[span.key for span in spans])
+        keys = {span.object for span in spans}
+        gone = [key for key in keys if not self._meta.spans.is_used(key)]
+        failed = await self._client.call("delete", keys=gone) if gone else ()
         left = {self._client.relative(key) for key in failed}
         with self._meta.transaction(Change.FORGET_SPANS):
-            self._meta.spans.remove(span for span in spans if span.key not in left)
+            self._meta.spans.remove(span for span in spans if span.object not in left)

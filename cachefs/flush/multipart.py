@@ -24,7 +24,7 @@ from cachefs.flush.lost import LostUploads
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow, ObjectRow, PartRow, UploadRow
 from cachefs.model.plan import PartSource, UploadPlan
-from cachefs.model.spans import SpanMap
+from cachefs.model.spans import SpanMap, joined
 from cachefs.store.base import FileRange, PartReceipt
 
 log = structlog.get_logger("cachefs.flush")
@@ -133,13 +133,14 @@ class Multipart:
         reach(Point.SEND_PARTS_AFTER_CONFIRM)
 
     def _source(self, upload: UploadRow, part: PartRow, base: ObjectRow | None) -> _Source:
-        """What a part is copied from: bytes of the version before, or all of a hidden object."""
+        """What a part is copied from: bytes of the version before, or of a hidden object."""
         if base is not None:
             return _Source(base.key, part.start, part.end, base.etag)
         spans = SpanMap(self._meta.spans.of_gen(upload.gen)).within(part.start, part.end)
-        if [(span.start, span.end) for span in spans] != [(part.start, part.end)]:
+        if list(joined(spans)) != [(part.start, part.end)]:
             raise Transient(f"bytes of {upload.key} have moved")
-        return _Source(spans[0].key, 0, spans[0].size, spans[0].etag)
+        first = spans[0]
+        return _Source(first.object, first.offset, first.offset + part.end - part.start, first.etag)
 
     @contextmanager
     def completing(self, upload: UploadRow) -> Iterator[None]:

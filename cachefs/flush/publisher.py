@@ -34,6 +34,7 @@ from cachefs.model.plan import (
     plan_assembly,
     plan_upload,
 )
+from cachefs.model.spans import joined
 from cachefs.model.states import Event, GenState, advance
 from cachefs.store.base import Body, FileRange
 
@@ -165,9 +166,9 @@ class Publisher(Committer):
 
     def plan_whole(self, gen: GenerationRow) -> UploadPlan:
         """How to upload a generation when no object has anything of it, but for hidden ones."""
-        spans = [(span.start, span.end) for span in self._meta.spans.of_gen(gen.gen)]
-        if spans:
-            return plan_assembly(gen.size, spans, self._limits, self._part_size)
+        copies = list(joined(self._meta.spans.of_gen(gen.gen)))
+        if copies:
+            return plan_assembly(gen.size, copies, self._limits, self._part_size)
         return self._plan(gen.size, None, None)
 
     def _plan(self, size: int, dirty: ExtentSet | None, base: BaseObject | None) -> UploadPlan:

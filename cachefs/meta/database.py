@@ -26,7 +26,7 @@ from cachefs.errors import CachefsError
 from cachefs.failpoints import Point, reach
 from cachefs.meta import wal
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 ADDED = (
     ("generation", "grows", "INTEGER NOT NULL DEFAULT 0"),
     ("generation", "copy_device", "INTEGER"),

@@ -144,10 +144,11 @@ CREATE TABLE upload_part (
 
 -- Ranges of files that are larger than the room there is for them, moved into the bucket while they
 -- are written: hidden objects there, each of one range. What has an etag is nowhere else: the cache
--- file has a hole there, or what lies there does not count.
+-- file has a hole there, or what lies there does not count. Of a file that was in the bucket and is
+-- too large to get all of it before it is written to, they are ranges of one hidden copy.
 CREATE TABLE span (
-    key      TEXT PRIMARY KEY,      -- below .cachefs/, never used twice
-    gen      INTEGER NOT NULL,      -- 0: no generation's any more, to be deleted in the store
+    key      TEXT PRIMARY KEY,      -- below .cachefs/, never used twice; or KEY#START: that part of KEY
+    gen      INTEGER NOT NULL,      -- 0: no generation's any more (or not yet), to be deleted in the store
     start    INTEGER NOT NULL,
     "end"    INTEGER NOT NULL,
     etag     TEXT,                  -- NULL: asked for; the cache file has the bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 from cachefs.meta.database import Database
 from cachefs.meta.rows import GenerationRow, to_signed, to_unsigned
-from cachefs.model.spans import Span, SpanMap
+from cachefs.model.spans import Span, SpanMap, part_key
 
 _COLUMNS = 'key,gen,start,"end",etag,crc64,asked_ns'
 
@@ -43,12 +43,25 @@ class Spans:
         return self._all("gen=0")
 
     def add(self, span: Span) -> None:
-        """Note what is about to be asked for."""
+        """Note what is about to be asked for, for a generation or (0) for nobody yet."""
         self._having.add(span.gen)
         self._db.execute(
             f"INSERT INTO span({_COLUMNS}) VALUES(?,?,?,?,NULL,NULL,?)",
             (span.key, span.gen, span.start, span.end, span.asked_ns),
         )
+
+    def adopt(self, gen: int, spans: Iterable[Span]) -> None:
+        """The store has what was noted for nobody: it is a generation's, whose cache file lacks
+        it."""
+        self._having.add(gen)
+        self._db.many(
+            "UPDATE span SET gen=?,etag=? WHERE key=?", ((gen, s.etag, s.key) for s in spans)
+        )
+
+    def is_used(self, key: str) -> bool:
+        """Whether any generation has a range of a hidden object."""
+        sql = "SELECT 1 FROM span WHERE gen<>0 AND key>=? AND key<? LIMIT 1"
+        return self._db.one(sql, (part_key(key, 0)[:-1], key + "$")) is not None
 
     def confirm(self, span: Span) -> None:
         """The store has it: from now on the cache file's bytes do not count."""

@@ -22,11 +22,18 @@ _OF_CACHE = 8
 """A span takes one part in so many of the cache at most: several are on their way at a time."""
 _OF_ONE_LENGTH = 1024
 """Spans until they get longer: 10,000 parts have to do for any file."""
+_SHARED = "#"
+"""Between the key of an object that several spans are ranges of, and where in it one begins."""
+_JOINED = 1 << 30
+"""Bytes of a copy of several of them at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes [start, end) of a generation, in the store under `key` in the version `etag`."""
+    """Bytes [start, end) of a generation, in the store in the version `etag` of an object.
+
+    `key` is the object's, or names a part of one that has the file's bytes at the file's offsets.
+    """
 
     key: str
     gen: int
@@ -40,6 +47,43 @@ class Span:
     def size(self) -> int:
         """Length in bytes."""
         return self.end - self.start
+
+    @property
+    def object(self) -> str:
+        """Key of the object that has its bytes."""
+        return self.key.partition(_SHARED)[0]
+
+    @property
+    def is_part(self) -> bool:
+        """Whether others may be in the same object."""
+        return _SHARED in self.key
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in its object."""
+        return self.start if self.is_part else 0
+
+
+def part_key(key: str, start: int) -> str:
+    """The key of a span that begins at `start` in the object `key`, which has the file's bytes."""
+    return f"{key}{_SHARED}{start}"
+
+
+def joined(spans: Iterable[Span]) -> Iterator[Extent]:
+    """What can be copied at a time: each, or several that adjoin in one object."""
+    start, last = 0, None
+    for span in spans:
+        adjoins = last is not None and last.end == span.start and last.is_part
+        if last is None or not adjoins or last.object != span.object:
+            if last is not None:
+                yield start, last.end
+            start = span.start
+        elif span.end - start > _JOINED:
+            yield start, last.end
+            start = span.start
+        last = span
+    if last is not None:
+        yield start, last.end
 
 
 class SpanMap:

@@ -390,8 +390,6 @@ class Contents(Endings):
         changed (ftruncate to the size it had)."""
         if opened.dirty is None or len(opened.dirty) or opened.size != gen.size:
             return False
-        if opened.stream is not None:
-            return False  # Not all of it is where that object's copy was.
         return self._object_of_base(gen) is not None
 
     def _object_of_base(self, gen: GenerationRow) -> ObjectRow | None:
@@ -404,6 +402,7 @@ class Contents(Endings):
         assert row is not None
         with self._meta.transaction(Change.SEAL_UNCHANGED):
             gen.state, gen.sealed_ns = GenState.DURABLE, time.time_ns()
+            self._meta.spans.release(gen, self.on_assembled)
             self._meta.generations.save(gen)
             row.gen = gen.gen
             self._meta.objects.put(row)

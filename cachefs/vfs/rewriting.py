@@ -10,6 +10,7 @@ A sealed generation never changes, so the writer gets a new one first (`begin_wr
 - sealed, not durable and too large to copy (`cache.preserve_limit`, or for the room that is left),
   or not all in the cache: its upload is given up, the file goes back to being written, and whoever
   waited for the old version waits for the new one;
+- durable, and too large for the cache to get all of it: see `borrowing`;
 - held since a daemon died: it goes on as if it had never been closed.
 
 Power cut: before the first write into a taken-over file the metadata that says so is synced, since
@@ -60,6 +61,9 @@ class Rewriter:
         self._contents = contents
         self._preserve_limit = preserve_limit
         self._sync_meta = sync_meta
+        self.borrow: Callable[[OpenInode], Awaitable[bool]] = _never
+        """Awaited with each file first: whether it does not fit into the cache, and can be written
+        to all the same from now on."""
         self.has_room: Callable[[CacheDevice, int], bool] = lambda device, nbytes: True
         """Whether a device can take so many bytes at once."""
 
@@ -70,6 +74,8 @@ class Rewriter:
                 await self._begin_write(opened)
 
     async def _begin_write(self, opened: OpenInode) -> None:
+        if await self.borrow(opened):
+            return
         await self._contents.ensure(opened, 0, opened.size)
         if not opened.device.healthy:  # Who reads it goes on; what is written would be lost.
             raise OSError(errno.EIO, f"the cache device {opened.device.directory} has failed")
@@ -236,3 +242,8 @@ class Rewriter:
         self._begun(opened, gen, None)
         await self._sync_meta()
         reach(Point.MERGE_AFTER_SYNC)
+
+
+async def _never(opened: OpenInode) -> bool:
+    """Every file fits."""
+    return False

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
@@ -35,6 +35,7 @@ from cachefs.errors import NotFound
 from cachefs.failpoints import Change, Point, reach
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow
+from cachefs.model.extents import Extent
 from cachefs.model.spans import Span, SpanMap
 from cachefs.vfs.admission import Admission, Asker
 from cachefs.vfs.contents import Contents
@@ -62,8 +63,14 @@ class SpanStore(Protocol):
     async def is_sound(self, span: Span, path: str) -> bool:
         """Whether a file has a span's bytes in their place. CacheError."""
 
-    def leave(self, span: Span) -> None:
-        """Nobody wants what was sent."""
+    async def borrow(self, key: str, etag: str, size: int, places: Sequence[Extent]) -> list[Span]:
+        """Ranges of a copy of an object. StoreError."""
+
+    def taken(self, spans: Iterable[Span]) -> None:
+        """What was borrowed is somebody's."""
+
+    def leave(self, *spans: Span) -> None:
+        """Nobody wants what was sent or borrowed."""
 
     def swept(self) -> None:
         """There is something to be deleted."""
@@ -116,6 +123,18 @@ class Streams:
             self._contents.account(opened)
             log.info("a file is larger than the cache", inode=opened.ino)
         return opened.stream
+
+    def take_up(self, opened: OpenInode) -> None:
+        """An open file whose new generation has not been read or written yet, and whose bytes are
+        in the store for the most part."""
+        before, fill = opened.trims, opened.fill
+        if fill is not None:
+            self._lanes.take_back(opened)
+        opened.fill, opened.stream = None, self.of(opened.gen)
+        if opened.stream is not None:
+            opened.stream.trims = before + 1
+        for handle in self._table.handles_of(opened):
+            self._lanes.streams(handle)
 
     def _remember(self, stream: Stream) -> Stream:
         if len(self._streams) >= _MANY:

@@ -170,6 +170,14 @@ SCENES = [
         ("open", "h"), ("write", "h", 16 * MB, 90, 2), ("offload", "h", 8), ("close", "h"),
         ("flush",), ("forget_spans",),
     ),)),
+    Scene("borrowed", (
+        (
+            ("foreign", "big", 17 * MB, 7), ("list", ""), ARM, ("tight",), ("open", "big"),
+            ("write", "big", 17 * MB, 900, 2), ("write", "big", 5 * MB, 90, 3), ("fsync", "big"),
+            ("close", "big"), ("flush",), ("forget_spans",), ("read", "big"),
+        ),
+        (("tight",), ("open", "big"), ("write", "big", 0, 9, 4), ("close", "big"), ("flush",)),
+    )),
     Scene("missing", (
         (*saved("a"), *saved("b"), ("flush",), ("lose_cache", "a"), ("stray",)),
         (("read", "a"), ("lose_cache", "b"), ("read", "b")),

@@ -37,5 +37,11 @@ class StreamCalls:
         offloader, ledger = self.parts.offloader, self.parts.storage.ledgers[0]
         await offloader._offload(_Piece(0, opened, start, start + (8 << 20)), stream, ledger)
 
+    async def do_tight(self) -> None:
+        """From now on no file of the bucket fits into the cache."""
+        borrower = self.parts.borrower
+        borrower._is_too_large = lambda opened: opened.fill is not None  # type: ignore[method-assign]
+        borrower.can_copy = lambda: True
+
     async def do_forget_spans(self) -> None:
         await self.parts.hidden.sweep()

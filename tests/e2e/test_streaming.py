@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def watched(mount: Mount, every: float = 0.02) -> Iterator[list[int]]:
 
     def watch() -> None:
         while not ended.wait(every):
-            most[0] = max(most[0], mount.status()["cache"]["used_bytes"])
+            with suppress(OSError, AssertionError):  # while one daemon follows another
+                most[0] = max(most[0], mount.status()["cache"]["used_bytes"])
             most[1] = max(most[1], allocated(mount.cache_dirs[0]))
 
     watcher = threading.Thread(target=watch)
