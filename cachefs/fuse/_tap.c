@@ -8,7 +8,7 @@
  * It is at once the extension module cachefs.fuse._tap and, loaded RTLD_GLOBAL before pyfuse3, the
  * object whose fuse_session_mount pyfuse3 ends up calling. Parts: _tap_session.c and _tap_hook.c
  * (getting in between, negotiating), _tap_read.c, _tap_io.c (requests and replies), _tap_queue.c (requests read
- * ahead), _tap_small.c, _tap_journal.c and _tap_grants.c (small files), _tap_takeover.c,
+ * ahead), _tap_data.c and _tap_patience.c (bytes), _tap_small.c, _tap_journal.c and _tap_grants.c (small files), _tap_takeover.c,
  * _tap_backing.c, _tap_fallocate.c, _tap_state.c (tables). This file: the Python
  * functions, all of them short and taking the lock for table work only.
  *
@@ -285,12 +285,6 @@ static PyObject *py_set_handle_fd(PyObject *self, PyObject *args)
     return put(&tap.files, args);
 }
 
-static PyObject *py_set_budget(PyObject *self, PyObject *args)
-{
-    (void)self;
-    return put(&tap.budgets, args);
-}
-
 static PyObject *py_set_reader(PyObject *self, PyObject *args)
 {
     unsigned long long fh;
@@ -423,7 +417,8 @@ static PyMethodDef methods[] = {
     {"set_handle_fd", py_set_handle_fd, METH_VARARGS, "(fh, fd)"},
     {"use_close_table", py_use_close_table, METH_VARARGS, "(device, memory) -> done"},
     {"set_closing", py_set_closing, METH_VARARGS, "(fh, device, slot, file) -> done"},
-    {"set_budget", py_set_budget, METH_VARARGS, "(fh, bytes)"},
+    {"set_budget", py_set_budget, METH_VARARGS, "(fh, bytes, is it in memory?)"},
+    {"left", py_left, METH_VARARGS, "(inode) -> writes that a disk holds up"},
     {"set_reader", py_set_reader, METH_VARARGS, "(fh, fd or -1, is it in memory?)"},
     {"arrived", py_arrived, METH_VARARGS,
      "(inode, fd, is it in memory?, size, start, end, chunk)"},
@@ -452,7 +447,7 @@ static PyMethodDef methods[] = {
     {"small_note", py_small_note, METH_VARARGS,
      "(directory, name, time, for so many ns) -> is it granted"},
     {"small_revoke", py_small_revoke, METH_VARARGS, "(directory)"},
-    {"small_spare", py_small_spare, METH_VARARGS, "(inode, gen, file, fh, device, fd)"},
+    {"small_spare", py_small_spare, METH_VARARGS, "(inode, gen, file, fh, device, fd, is it in memory?)"},
     {"small_pending", py_small_pending, METH_NOARGS, "() -> bytes in the journal"},
     {"small_folded", py_small_folded, METH_NOARGS, "the journal is in the database"},
     {"small_withhold", py_small_withhold, METH_VARARGS, "(grant nothing more, drop spares)"},
@@ -467,7 +462,18 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__tap(void);
 
+static void without_python(bool begin)
+{
+    static PyThreadState *thread;
+
+    if (begin)
+        thread = PyEval_SaveThread();
+    else
+        PyEval_RestoreThread(thread);
+}
+
 PyMODINIT_FUNC PyInit__tap(void)
 {
+    tap.without_python = without_python;
     return PyModule_Create(&module);
 }

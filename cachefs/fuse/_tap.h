@@ -202,7 +202,7 @@ void map_clear(struct map *map);
 
 /* ---- The tap itself ---- */
 
-enum { EVENT_FALLOCATE = 0, EVENT_ABANDONED = 1, EVENT_FLUSHED = 2 };
+enum { EVENT_FALLOCATE = 0, EVENT_ABANDONED = 1, EVENT_FLUSHED = 2, EVENT_WRITTEN = 3 };
 
 struct event {
     uint32_t kind, mode;
@@ -228,7 +228,6 @@ struct job { /* one FALLOCATE for a worker */
     struct job *next;
     uint64_t unique;
     struct fallocate_in in;
-    int fd; /* a duplicate, -1 when the handle has no file */
 };
 
 struct tap {
@@ -255,11 +254,12 @@ struct tap {
     int (*io_314)(void *, const void *, int);
     int (*io_317)(void *, const void *, size_t, int);
     void (*process_buf)(void *, const void *);
+    void (*without_python)(bool); /* let others have it while this thread waits; NULL: there is none */
 
     struct map passthrough, files; /* fh -> backing id, fh -> fd */
     struct map closings;           /* fh -> where its closing is noted (_tap_brief.c) */
     struct map listings;           /* fh of a directory -> open flags */
-    struct map budgets;            /* fh -> bytes that are written here */
+    struct map budgets;            /* fh -> bytes that are written here; as below: in memory? */
     struct map readers;            /* fh -> fd that is read here; lowest bit: it is in memory */
     uint64_t read_bytes;           /* ... since Python asked last */
     struct map interrupted;        /* requests whose callers do not want to wait any more */
@@ -287,6 +287,8 @@ extern struct tap tap;
 
 /* _tap_read.c */
 ssize_t tap_read(int fd, void *buffer, size_t size, void *userdata);
+void buffer_take(const char *buffer);
+void buffer_give_back(char *buffer);
 
 /* _tap_io.c */
 bool tap_admit(char *data, size_t *len);
@@ -300,25 +302,40 @@ ssize_t tap_answer_with(uint64_t unique, const void *body, size_t len);
 /* What becomes of a request: libfuse sees it, or it is answered later, at once, or served here. */
 enum fate { FATE_PASSED, FATE_TAKEN, FATE_ANSWERED, FATE_SERVED };
 
-/* _tap_brief.c. Lock held. */
-enum fate tap_brief_fate(const struct in_header *header, const char *body, size_t len, int *error);
-bool tap_use_close_table(uint32_t device, void *table, size_t size);
-bool tap_note_closing(uint64_t fh, uint32_t device, uint32_t slot, uint64_t file);
-void tap_note_interrupt(const char *body, size_t len);
-void tap_event(uint32_t kind, uint64_t fh, uint32_t mode, uint64_t offset, uint64_t length);
-
-/* _tap_data.c. The first with the lock held, the second without it. */
+/* READ, WRITE, or a FLUSH that is noted on the disk: done without the lock. */
 struct data_call {
     uint32_t opcode;
     int fd;
-    bool in_memory; /* reading waits for no disk */
+    uint64_t unique, ino;
+    bool in_memory; /* it waits for no disk */
     struct read_in read;
     struct write_in write;
-    const char *data;
+    int64_t like[2]; /* FLUSH: what to note */
+    char *message;   /* the request, in a buffer of tap_read's */
+    size_t message_len;
 };
+
+/* _tap_brief.c. The first with the lock held, the second without it. */
+enum fate tap_brief_fate(const struct in_header *header, const char *body, size_t len, int *error,
+                         struct data_call *call);
+void tap_mark_closed(const struct data_call *call);
+bool tap_use_close_table(uint32_t device, void *table, size_t size);
+bool tap_note_closing(uint64_t fh, uint32_t device, uint32_t slot, uint64_t file);
+bool tap_note_interrupt(const char *body, size_t len);
+void tap_event(uint32_t kind, uint64_t fh, uint32_t mode, uint64_t offset, uint64_t length);
+
+/* _tap_data.c. The first with the lock held, the others without it. */
 enum fate tap_accept_data(const struct in_header *header, const char *body, size_t len,
                           struct data_call *call);
-bool tap_serve_data(uint64_t unique, const struct data_call *call);
+enum fate tap_serve_data(const struct data_call *call);
+bool tap_carry_out(const struct data_call *call);
+void tap_finish_data(const struct data_call *call);
+
+/* _tap_patience.c. The first without the lock. */
+extern int64_t patience_ns;
+enum fate patience_serve(const struct data_call *call);
+unsigned patience_left(uint64_t ino);
+bool patience_has(uint64_t unique);
 
 /* _tap_arrived.c. Lock held. */
 #define ARRIVAL_BLOCK (128ull << 10)
@@ -350,6 +367,7 @@ void backing_recover(void);
 bool queue_in_use(void);
 bool queue_add(uint64_t arrival, bool suspect, char *data, size_t len);
 void queue_start(void);
+void queue_give_back(char *data, size_t len);
 ssize_t queue_take(char *buffer, size_t size);
 void queue_answered(uint64_t unique);
 int queue_open_poll(void);

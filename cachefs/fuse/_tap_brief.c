@@ -60,23 +60,26 @@ static bool note_closed(uint64_t fh, const int64_t like[2])
 }
 
 /* What a file was like when it was closed is noted before close(2) returns: if daemon and mount die
- * before the RELEASE that follows, that tells whether the close was the last. */
-static void mark_closed(uint64_t fh)
+ * before the RELEASE that follows, that tells whether the close was the last. False: it is to be
+ * noted on the disk. */
+static bool mark_closed(uint64_t fh, struct data_call *call)
 {
     struct stat status;
-    int64_t like[2];
     uint64_t fd;
-    int file;
 
     if (!map_get(&tap.files, fh, &fd))
-        return;
-    file = (int64_t)fd < 0 ? ~(int)fd : (int)fd; /* of a file that is not all in the cache */
-    if (fstat(file, &status))
-        return;
-    like[0] = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
-    like[1] = status.st_size;
-    if (!note_closed(fh, like))
-        (void)fsetxattr(file, CLOSED_MARK, like, sizeof like, 0); /* without it: held */
+        return true;
+    call->fd = (int64_t)fd < 0 ? ~(int)fd : (int)fd; /* of a file that is not all in the cache */
+    if (fstat(call->fd, &status))
+        return true;
+    call->like[0] = (int64_t)status.st_mtim.tv_sec * 1000000000 + status.st_mtim.tv_nsec;
+    call->like[1] = status.st_size;
+    return note_closed(fh, call->like);
+}
+
+void tap_mark_closed(const struct data_call *call)
+{
+    (void)fsetxattr(call->fd, CLOSED_MARK, call->like, sizeof call->like, 0); /* without it: held */
 }
 
 /* Asked at the first write to each file. Attributes are of the kind `user.` here, so nobody has one. */
@@ -91,7 +94,8 @@ static bool asks_for_capabilities(const char *body, size_t len)
 /* FLUSH needs no answer from Python, only to be known of; FORGET is of no interest to a filesystem
  * whose inodes live as long as they have a name or a handle. Each costs fifty times as much once it
  * gets to Python. */
-enum fate tap_brief_fate(const struct in_header *header, const char *body, size_t len, int *error)
+enum fate tap_brief_fate(const struct in_header *header, const char *body, size_t len, int *error,
+                         struct data_call *call)
 {
     uint64_t fh;
 
@@ -108,18 +112,19 @@ enum fate tap_brief_fate(const struct in_header *header, const char *body, size_
     memcpy(&fh, body, sizeof fh);
     if (!small_is_open(fh))
         tap_event(EVENT_FLUSHED, fh, 0, 0, 0);
-    mark_closed(fh);
-    return FATE_ANSWERED;
+    *call = (struct data_call){.opcode = OP_FLUSH, .unique = header->unique, .ino = header->nodeid};
+    return mark_closed(fh, call) ? FATE_ANSWERED : FATE_SERVED;
 }
 
-/* A signal came for a caller that waits. */
-void tap_note_interrupt(const char *body, size_t len)
+/* A signal came for a caller that waits. True: libfuse knows nothing of the request. */
+bool tap_note_interrupt(const char *body, size_t len)
 {
     uint64_t unique;
 
     if (len < sizeof unique)
-        return;
+        return false;
     memcpy(&unique, body, sizeof unique);
     if (inflight_find(&tap.state, key_of(unique)))
         map_put(&tap.interrupted, key_of(unique), 1);
+    return patience_has(unique);
 }

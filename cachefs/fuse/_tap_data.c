@@ -2,10 +2,10 @@
  *
  * A handle has a reader while its cache file holds all of the object's bytes: what the page cache
  * has of it is answered here, and so is what has arrived of a file that is still being fetched. It
- * has a budget while its file is new, in the tracked lane, and on a device that does not make
- * anybody wait: all that Python would do of its own for such a write is to look at the cache file's
- * size, which it does in any case. Python gives a new budget with the write that exceeds the old
- * one. Whatever does not work out here is Python's to do and to explain.
+ * has a budget while its file is new and in the tracked lane: all that Python would do of its own for
+ * such a write is to look at the cache file's size, which it does in any case. Python gives a new
+ * budget with the write that exceeds the old one. What is written to a disk is written by a thread
+ * (_tap_patience.c). Whatever does not work out here is Python's to do and to explain.
  */
 #define _GNU_SOURCE
 #include "_tap.h"
@@ -21,7 +21,6 @@
 #define LONGEST_READ (1u << 20)
 #define MAPPED (256u << 10)
 #define PAGE 4096
-#define SLOW_NS 100000000 /* as cachefs.cache.heartbeat: a device that takes so long is avoided */
 
 static bool accept_read(uint64_t ino, const char *body, size_t len, struct data_call *call)
 {
@@ -47,14 +46,14 @@ static bool accept_write(const char *body, size_t len, struct data_call *call)
     if (len < sizeof call->write)
         return false;
     memcpy(&call->write, body, sizeof call->write);
-    if (!map_get(&tap.budgets, call->write.fh, &budget) || call->write.size > budget
+    if (!map_get(&tap.budgets, call->write.fh, &budget) || call->write.size > budget >> 1
         || call->write.size != len - sizeof call->write || call->write.offset > INT64_MAX
         || !map_get(&tap.files, call->write.fh, &fd))
         return false;
-    if (!map_put(&tap.budgets, call->write.fh, budget - call->write.size))
+    if (!map_put(&tap.budgets, call->write.fh, budget - ((uint64_t)call->write.size << 1)))
         return false;
     call->fd = (int)fd;
-    call->data = body + sizeof call->write;
+    call->in_memory = budget & 1;
     return true;
 }
 
@@ -63,6 +62,8 @@ enum fate tap_accept_data(const struct in_header *header, const char *body, size
                           struct data_call *call)
 {
     call->opcode = header->opcode;
+    call->unique = header->unique;
+    call->ino = header->nodeid;
     if (header->opcode == OP_READ)
         return accept_read(header->nodeid, body, len, call) ? FATE_SERVED : FATE_PASSED;
     return accept_write(body, len, call) ? FATE_SERVED : FATE_PASSED;
@@ -133,30 +134,38 @@ static bool read_now(uint64_t unique, const struct data_call *call)
     return true;
 }
 
-/* The device keeps a writer waiting: from now on Python, who knows better ways to wait, is asked. */
-static void end_budgets(void)
+/* False: it did not work out. On any thread. */
+bool tap_carry_out(const struct data_call *call)
 {
-    TAP_LOCK();
-    map_clear(&tap.budgets);
-    TAP_UNLOCK();
-}
+    const char *data = call->message + sizeof(struct in_header) + sizeof call->write;
 
-static bool write_now(uint64_t unique, const struct data_call *call)
-{
-    struct write_out out = {.size = call->write.size};
-    int64_t began = tap_now();
-    ssize_t done = pwrite(call->fd, call->data, call->write.size, (off_t)call->write.offset);
-
-    if (tap_now() - began > SLOW_NS)
-        end_budgets();
-    if (done != (ssize_t)call->write.size)
-        return false;
-    tap_answer_with(unique, &out, sizeof out);
+    if (call->opcode == OP_WRITE)
+        return pwrite(call->fd, data, call->write.size, (off_t)call->write.offset)
+            == (ssize_t)call->write.size;
+    tap_mark_closed(call);
     return true;
 }
 
-/* Called without the lock, on the thread that reads requests alone. False: Python is to do it. */
-bool tap_serve_data(uint64_t unique, const struct data_call *call)
+void tap_finish_data(const struct data_call *call)
 {
-    return call->opcode == OP_READ ? read_now(unique, call) : write_now(unique, call);
+    struct write_out out = {.size = call->write.size};
+
+    if (call->opcode == OP_WRITE)
+        tap_answer_with(call->unique, &out, sizeof out);
+    else
+        tap_answer(call->unique, 0);
+}
+
+/* Called without the lock, on the thread that reads requests alone. FATE_PASSED: Python is to do it;
+ * FATE_TAKEN: it will be answered, and the buffer with the request is somebody else's. */
+enum fate tap_serve_data(const struct data_call *call)
+{
+    if (call->opcode == OP_READ)
+        return read_now(call->unique, call) ? FATE_SERVED : FATE_PASSED;
+    if (!call->in_memory)
+        return patience_serve(call);
+    if (!tap_carry_out(call))
+        return FATE_PASSED;
+    tap_finish_data(call);
+    return FATE_SERVED;
 }

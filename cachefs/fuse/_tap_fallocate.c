@@ -5,7 +5,10 @@
  * WRITE in place of the request, so that the filesystem makes one ready and names it; its answer
  * stays here, and the request goes on. EOPNOTSUPP if no file was named: ENOSYS would switch the
  * operation off for the whole mount. The same for a file that is larger than the cache: programs go
- * on with what their libraries do in place of it. */
+ * on with what their libraries do in place of it.
+ *
+ * A request that waits holds no descriptor: the kernel keeps its handle open, and so the handle's file
+ * stays the one to be found under its number. */
 #include "_tap.h"
 
 #include <errno.h>
@@ -18,6 +21,7 @@
 #include <unistd.h>
 
 #define MAX_WORKERS 4
+#define MAX_WAITING 4096 /* each is a program that waits, and a place in the table of requests */
 #define KNOWN_MODES (FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)
 
 /* Passthrough files are held O_RDONLY (a writable descriptor would hide the end of the last
@@ -35,15 +39,28 @@ static int writable(int fd)
     return open(path, O_WRONLY | O_CLOEXEC);
 }
 
+/* None for a file that is not all in the cache (its descriptor is given inverted). */
+static bool whole_file(uint64_t fh, int *fd)
+{
+    uint64_t file = 0;
+    bool found;
+
+    TAP_LOCK();
+    found = map_get(&tap.files, fh, &file);
+    TAP_UNLOCK();
+    *fd = (int)file;
+    return found && (int64_t)file >= 0;
+}
+
 static int allocate(const struct job *job)
 {
     int fd, error = 0;
 
-    if (job->fd < 0 || (job->in.mode & ~(uint32_t)KNOWN_MODES))
+    if (!whole_file(job->in.fh, &fd) || (job->in.mode & ~(uint32_t)KNOWN_MODES))
         return EOPNOTSUPP;
     if (job->in.offset > INT64_MAX || job->in.length > INT64_MAX)
         return EFBIG;
-    fd = writable(job->fd);
+    fd = writable(fd);
     if (fd < 0)
         return errno;
     while (fallocate(fd, (int)job->in.mode, (off_t)job->in.offset, (off_t)job->in.length)) {
@@ -60,8 +77,6 @@ static void carry_out(struct job *job)
 {
     int error = allocate(job);
 
-    if (job->fd >= 0)
-        close(job->fd);
     if (!error) { /* before the reply: whoever sees the call return finds the event */
         TAP_LOCK();
         tap_event(EVENT_FALLOCATE, job->in.fh, job->in.mode, job->in.offset, job->in.length);
@@ -126,18 +141,6 @@ static bool worker_there(void)
         || start_worker() || tap.workers;
 }
 
-/* False for a file that is not all in the cache (its descriptor is given inverted), or none. */
-static bool is_whole(uint64_t file)
-{
-    return (int64_t)file >= 0;
-}
-
-static void start(struct job *job, uint64_t file)
-{
-    job->fd = is_whole(file) ? fcntl((int)file, F_DUPFD_CLOEXEC, 3) : -1;
-    append(job);
-}
-
 static void ask_for_file(char *data, size_t *len, const struct fallocate_in *in)
 {
     struct in_header header;
@@ -163,6 +166,9 @@ enum fate tap_fallocate(char *data, size_t *len, int *error)
     *error = EINVAL;
     if (*len < sizeof header + sizeof job->in)
         return FATE_ANSWERED;
+    *error = EINTR; /* again, that is */
+    if (tap.waiting_jobs >= MAX_WAITING)
+        return FATE_ANSWERED;
     *error = ENOMEM;
     job = worker_there() ? calloc(1, sizeof *job) : NULL;
     if (!job)
@@ -171,7 +177,7 @@ enum fate tap_fallocate(char *data, size_t *len, int *error)
     job->unique = header.unique;
     memcpy(&job->in, data + sizeof header, sizeof job->in);
     if (map_get(&tap.files, job->in.fh, &file)) {
-        start(job, file);
+        append(job);
         return FATE_TAKEN;
     }
     job->next = tap.parked;
@@ -185,7 +191,6 @@ enum fate tap_fallocate(char *data, size_t *len, int *error)
 bool tap_resume_fallocate(const struct out_header *reply)
 {
     struct job **link = &tap.parked, *job;
-    uint64_t file;
 
     while ((job = *link) && job->unique != reply->unique)
         link = &job->next;
@@ -197,6 +202,6 @@ bool tap_resume_fallocate(const struct out_header *reply)
         return false;
     }
     job->next = NULL;
-    start(job, map_get(&tap.files, job->in.fh, &file) ? file : UINT64_MAX);
+    append(job);
     return true;
 }

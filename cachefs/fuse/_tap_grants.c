@@ -141,15 +141,18 @@ PyObject *py_small_spare(PyObject *self, PyObject *args)
 {
     unsigned long long ino, gen, file, fh;
     struct spare spare = {0};
+    int in_memory;
 
     (void)self;
-    if (!PyArg_ParseTuple(args, "KKKKIi", &ino, &gen, &file, &fh, &spare.device, &spare.fd))
+    if (!PyArg_ParseTuple(args, "KKKKIip", &ino, &gen, &file, &fh, &spare.device, &spare.fd,
+                          &in_memory))
         return NULL;
     if (small.spare_count == MAX_SPARES) {
         PyErr_SetString(PyExc_ValueError, "too many spare files");
         return NULL;
     }
     spare.ino = ino, spare.gen = gen, spare.file = file, spare.fh = fh;
+    spare.in_memory = in_memory;
     small.spares[(small.spare_head + small.spare_count++) % MAX_SPARES] = spare;
     Py_RETURN_NONE;
 }

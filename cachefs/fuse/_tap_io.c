@@ -168,7 +168,7 @@ bool tap_admit(char *data, size_t *len)
     struct in_header header;
     const char *body = data + sizeof header;
     enum fate fate = FATE_PASSED;
-    struct data_call call;
+    struct data_call call = {0};
     int error = 0;
 
     memcpy(&header, data, sizeof header);
@@ -176,8 +176,8 @@ bool tap_admit(char *data, size_t *len)
     count(&header);
     if (header.opcode == OP_INIT)
         save_init_request(&header, data, *len);
-    if (header.opcode == OP_INTERRUPT)
-        tap_note_interrupt(body, *len - sizeof header);
+    if (header.opcode == OP_INTERRUPT && tap_note_interrupt(body, *len - sizeof header))
+        fate = FATE_TAKEN;
     tap.current = key_of(header.unique);
     tap.current_pid = header.pid;
     if (!unanswered(header.opcode))
@@ -186,16 +186,19 @@ bool tap_admit(char *data, size_t *len)
         fate = tap_fallocate(data, len, &error);
     else if (header.opcode == OP_READ || header.opcode == OP_WRITE)
         fate = tap_accept_data(&header, body, *len - sizeof header, &call);
-    else
-        fate = tap_brief_fate(&header, body, *len - sizeof header, &error);
+    else if (fate == FATE_PASSED)
+        fate = tap_brief_fate(&header, body, *len - sizeof header, &error, &call);
     memcpy(&header, data, sizeof header);
     tap.kills_privileges = kills_privileges(header.opcode, body, *len - sizeof header);
     tap.times_of_now = times_of_now(header.opcode, body, *len - sizeof header);
     TAP_UNLOCK();
     if (fate == FATE_ANSWERED)
         tap_answer(header.unique, error);
-    if (fate == FATE_SERVED && !tap_serve_data(header.unique, &call))
-        fate = FATE_PASSED;
+    if (fate == FATE_SERVED) {
+        call.message = data;
+        call.message_len = *len;
+        fate = tap_serve_data(&call);
+    }
     if (fate == FATE_PASSED && !small_serve(&header, body, *len - sizeof header))
         note_passed(&header);
     else if (fate == FATE_PASSED)

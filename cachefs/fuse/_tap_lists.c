@@ -221,6 +221,37 @@ PyObject *py_counts(PyObject *self, PyObject *args)
     return counters_dict(copy);
 }
 
+PyObject *py_set_budget(PyObject *self, PyObject *args)
+{
+    unsigned long long fh, nbytes;
+    int in_memory;
+    bool done;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKp", &fh, &nbytes, &in_memory))
+        return NULL;
+    TAP_LOCK();
+    done = map_put(&tap.budgets, fh, nbytes << 1 | (in_memory ? 1 : 0));
+    TAP_UNLOCK();
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+PyObject *py_left(PyObject *self, PyObject *args)
+{
+    unsigned long long ino;
+    unsigned count;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "K", &ino))
+        return NULL;
+    TAP_LOCK();
+    count = patience_left(ino);
+    TAP_UNLOCK();
+    return PyLong_FromUnsignedLong(count);
+}
+
 PyObject *py_arrived(PyObject *self, PyObject *args)
 {
     unsigned long long ino, size, start, end, chunk;

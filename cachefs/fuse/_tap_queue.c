@@ -117,6 +117,23 @@ static void end_queue(void)
     watch_device(!tap.paused);
 }
 
+/* A request that was taken is to be read again, by Python this time. Takes ownership of data; without
+ * memory the request stays unanswered until there is another daemon. Lock held. */
+void queue_give_back(char *data, size_t len)
+{
+    struct in_header header;
+    struct write_in in;
+    uint64_t ignored;
+
+    memcpy(&header, data, sizeof header);
+    memcpy(&in, data + sizeof header, sizeof in);
+    map_take(&tap.budgets, in.fh, &ignored);
+    if (!queue_add(header.unique, false, data, len))
+        return;
+    watch_device(false);
+    wake();
+}
+
 /* A paused tap must still notice that the mount has ended. */
 static ssize_t nothing(void)
 {

@@ -24,21 +24,48 @@ static void populate(char *buffer, size_t size)
 
 /* Requests are read here and copied to whoever asked. Each task of pyfuse3 has a buffer of its own for
  * the longest request there can be; of one that got short ones only, the rest never takes memory. */
+static struct {
+    char *now, *spare; /* lock held: others give one back */
+    size_t room;
+    bool alike; /* all that there are have this size */
+} buffers;
+
 static char *own_buffer(size_t size)
 {
-    static char *buffer;
-    static size_t room;
-
-    if (room < size) {
-        char *larger = realloc(buffer, size);
-
-        if (!larger)
-            return NULL;
-        buffer = larger;
-        room = size;
-        populate(buffer, size);
+    TAP_LOCK();
+    if (buffers.room < size) {
+        free(buffers.now);
+        free(buffers.spare);
+        buffers.now = buffers.spare = NULL;
+        buffers.alike = !buffers.room;
+        buffers.room = size;
     }
-    return buffer;
+    if (!buffers.now) {
+        buffers.now = buffers.spare;
+        buffers.spare = NULL;
+    }
+    TAP_UNLOCK();
+    if (!buffers.now && (buffers.now = malloc(size)))
+        populate(buffers.now, size);
+    return buffers.now;
+}
+
+/* What is in the buffer is somebody else's from now on. Lock held. */
+void buffer_take(const char *buffer)
+{
+    if (buffers.now == buffer)
+        buffers.now = NULL;
+}
+
+void buffer_give_back(char *buffer)
+{
+    TAP_LOCK();
+    if (!buffers.spare && buffers.alike) {
+        buffers.spare = buffer;
+        buffer = NULL;
+    }
+    TAP_UNLOCK();
+    free(buffer);
 }
 
 /* Whoever was answered here goes on with the next call in a moment. To wait for that costs less than
@@ -53,16 +80,11 @@ static bool more_will_follow(void)
     return answered && ppoll(&device, 1, &moment, NULL) > 0;
 }
 
-static ssize_t read_device(char *target, size_t size)
+static ssize_t read_device(char *target, char *buffer, size_t size)
 {
     ssize_t len;
     int64_t until = tap_now() + TURN_NS;
-    char *buffer = own_buffer(size);
 
-    if (!buffer) {
-        errno = EINTR; /* once more, then */
-        return -1;
-    }
     do {
         while ((len = read(tap.device, buffer, size)) >= (ssize_t)sizeof(struct in_header)) {
             size_t admitted = (size_t)len;
@@ -71,7 +93,8 @@ static ssize_t read_device(char *target, size_t size)
                 memcpy(target, buffer, admitted);
                 return (ssize_t)admitted;
             }
-            if (tap_now() > until) { /* Python has other things to do, too */
+            buffer = own_buffer(size);
+            if (tap_now() > until || !buffer) { /* Python has other things to do, too */
                 errno = EINTR;
                 return -1;
             }
@@ -88,18 +111,25 @@ static ssize_t read_device(char *target, size_t size)
 
 ssize_t tap_read(int fd, void *buffer, size_t size, void *userdata)
 {
+    char *own = own_buffer(size);
     ssize_t len;
     size_t admitted;
 
     (void)fd, (void)userdata;
+    if (!own) {
+        errno = EINTR; /* once more, then */
+        return -1;
+    }
     if (!queue_in_use())
-        return read_device(buffer, size);
-    len = queue_take(buffer, size);
+        return read_device(buffer, own, size);
+    len = queue_take(own, size);
     if (len < 0)
         return -1;
     admitted = (size_t)len;
-    if (tap_admit(buffer, &admitted))
+    if (tap_admit(own, &admitted)) {
+        memcpy(buffer, own, admitted);
         return (ssize_t)admitted;
+    }
     errno = EINTR;
     return -1;
 }

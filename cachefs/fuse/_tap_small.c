@@ -170,7 +170,7 @@ static bool enlist(const struct spare *spare)
     TAP_LOCK();
     done = tap.state.handles.used < tap.state.handles.slots / 2
         && map_put(&tap.files, spare->fh, (uint64_t)spare->fd)
-        && map_put(&tap.budgets, spare->fh, BUDGET);
+        && map_put(&tap.budgets, spare->fh, BUDGET << 1 | (spare->in_memory ? 1 : 0));
     TAP_UNLOCK();
     return done && map_put(&small.open, spare->fh, (uint64_t)spare->fd);
 }

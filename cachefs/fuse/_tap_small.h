@@ -51,6 +51,7 @@ struct spare {
     uint64_t ino, gen, file, fh;
     uint32_t device;
     int fd;
+    bool in_memory;
 };
 
 struct granted {

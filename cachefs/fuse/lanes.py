@@ -209,7 +209,7 @@ class PassthroughLanes:
         if ledger.try_admit(nbytes):
             budget.nbytes = nbytes
             self._promised += nbytes
-            self._tap.set_budget(handle.fh, nbytes)
+            self._tap.set_budget(handle.fh, nbytes, handle.inode.device.in_memory)
 
     def _settle(self, budget: _Budget) -> None:
         budget.ledger.settle(budget.nbytes, 0)
@@ -245,7 +245,7 @@ class PassthroughLanes:
         budget = self._budgets.get(handle.fh)
         if budget is not None:
             budget.withdrawn = True
-            self._tap.set_budget(handle.fh, 0)
+            self._tap.set_budget(handle.fh, 0, False)
 
     def streams(self, handle: Handle) -> None:
         """See `LaneKeeper`."""

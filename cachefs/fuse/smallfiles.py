@@ -202,8 +202,9 @@ class SmallFileMaker(NoSmallFiles):
         for spare in self._small.make(self._wanted - len(self._small.spares)):
             note_closing(self._tap, spare.fh, spare.device, spare.file)
             self._tap.small_spare(
-                spare.ino, spare.gen, spare.file, spare.fh, spare.device.index, spare.fd
-            )
+                spare.ino, spare.gen, spare.file, spare.fh, spare.device.index, spare.fd,
+                spare.device.in_memory,
+            )  # fmt: skip
         return bool(self._small.spares)
 
     def _revoke(self) -> None:

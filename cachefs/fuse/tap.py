@@ -213,6 +213,8 @@ class EventKind(IntEnum):
     """The reply that would have opened `fh` reached nobody: no RELEASE will follow."""
     FLUSHED = 2
     """A descriptor of `fh` was closed, perhaps not the last (only after `answer_briefly`)."""
+    WRITTEN = 3
+    """Bytes were written to the handle's file that the disk had held up."""
 
 
 class Event(NamedTuple):
@@ -266,7 +268,10 @@ class Tap:
         """(fh, keep): the kernel may keep what is read from that directory and give it out again;
         `keep`: what it has kept of it before as well. Before its opendir is answered."""
         self.set_budget = _tap.set_budget
-        """(fh, bytes): so much may be written to that file without asking; 0: nothing any more."""
+        """(fh, bytes, in_memory): so much may be written to that file without asking, by a thread
+        that may wait for its disk, unless it is in memory; 0: nothing any more."""
+        self.left = _tap.left
+        """(inode) -> how many such writes to that file wait for its disk now, unanswered."""
         self.set_reader = _tap.set_reader
         """(fh, fd, in_memory): what the page cache has of that file is read without asking, all of
         it where it is in memory anyway; fd -1: nothing any more. Forgotten as the above."""

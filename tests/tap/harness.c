@@ -6,11 +6,13 @@
  *   harness malformed SEED STEPS  requests and replies of odd lengths
  *   harness names SEED STEPS      files made without Python, by names of all kinds
  *   harness paused SEED 0         a paused tap whose mount ends
+ *   harness stalls SEED STEPS     writes to a disk that is slow, or refuses, now and then
  *
  * Device: a SOCK_SEQPACKET pair, one message a request. The parent plays the kernel: it keeps the
  * unanswered requests, sends them again in shuffled order with bit 63 when told to, and knows which
- * handles exist. Built with -Wl,--wrap=ioctl,--wrap=write: backing ids are numbered here, and the
- * write that asks for the resend returns when all has been sent again, as it does in the kernel.
+ * handles exist. Built with -Wl,--wrap=ioctl,--wrap=write,--wrap=pwrite: backing ids are numbered
+ * here, the write that asks for the resend returns when all has been sent again, as it does in the
+ * kernel, and the disk is slow.
  */
 #include "harness.h"
 
@@ -421,6 +423,8 @@ int main(int argc, char **argv)
         run_names(atoi(argv[3]));
     else if (!strcmp(argv[1], "paused"))
         run_paused();
+    else if (!strcmp(argv[1], "stalls"))
+        run_stalls(atoi(argv[3]));
     else
         run_malformed(atoi(argv[3]));
     return 0;

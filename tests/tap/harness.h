@@ -34,6 +34,7 @@ uint64_t any(uint64_t below); /* a random number */
 void attach(int state_fd);
 void run_names(int steps);
 void run_paused(void);
+void run_stalls(int steps);
 void daemon_main(int state_fd, int file, uint64_t epoch);
 
 #endif

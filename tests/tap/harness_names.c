@@ -42,7 +42,8 @@ static void keep_spares(void)
 
         CHECK(fd >= 0);
         small.spares[(small.spare_head + small.spare_count++) % MAX_SPARES] = (struct spare){
-            .ino = numbers++, .gen = numbers, .file = numbers, .fh = numbers++, .fd = fd};
+            .ino = numbers++, .gen = numbers, .file = numbers, .fh = numbers++, .fd = fd,
+            .in_memory = any(2)};
     }
 }
 
@@ -170,6 +171,7 @@ void run_names(int steps)
     small.wake = eventfd(0, EFD_NONBLOCK);
     small.room = JOURNAL;
     small.on = tap.brief = true;
+    patience_ns = 60000000000; /* each request is over when it was read */
     for (int step = 0; step < steps; step++) {
         keep_spares();
         if (!any(4))

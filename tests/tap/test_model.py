@@ -40,6 +40,12 @@ def test_a_paused_tap_notices_the_end_of_its_mount(harness: Harness) -> None:
     run(harness(MEMORY), "paused", 1, 0)
 
 
+@pytest.mark.parametrize("sanitizers", [MEMORY, "thread"])
+def test_a_slow_disk_holds_up_its_writers_alone(harness: Harness, sanitizers: str) -> None:
+    """Each request is answered once, and the bytes are right, whoever wrote them."""
+    run(harness(sanitizers), "stalls", 6, 3000)
+
+
 def test_kills_under_a_memory_checker(harness: Harness) -> None:
     run(harness(MEMORY), "kills", 4, 50)
 
