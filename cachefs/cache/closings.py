@@ -62,6 +62,8 @@ class Closings:
         if device_kind(filesystem_type(path.parent)) is not DeviceKind.RAM:
             raise OSError(f"{path.parent} is not in memory")
         self._path = path
+        self.directory = path.parent
+        """In memory."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
         try:
             os.ftruncate(fd, SLOTS * _ENTRY.size)

@@ -1,6 +1,8 @@
 """The journal of small files: what the tap did by itself and the database does not know yet.
 
-One file beside the database, written by the tap (`cachefs/fuse/_tap_journal.c`) and read here: by
+One file in memory (`tmpfs`), to which a symbolic link beside the database leads: a disk that takes
+nothing for a while must not hold up who writes it. It outlives every process, but not the machine,
+as it need not (below). The tap writes it (`cachefs/fuse/_tap_journal.c`), and it is read here: by
 the daemon that made it each time it folds it into the database, or by the next one when that was
 killed in between. After a header come records, one behind the other, each with a checksum and the
 number that follows on the one before; what does not fit in ends them. The numbers go on and
@@ -13,14 +15,16 @@ A journal of another boot counts for nothing: it was never synced, and neither w
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import struct
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachefs.cache.system import boot_id
+from cachefs.cache.system import DeviceKind, boot_id, device_kind, filesystem_type
 from cachefs.failpoints import Point, reach
 
 ROOM = 192 << 10
@@ -32,6 +36,7 @@ _MAGIC = b"CFSMALL1"
 _HEADER = struct.Struct("=8sII40s")
 _RECORD = struct.Struct("=IHHQQQQQQQqIIIIII")
 _CHECKED_FROM = 4
+_SUFFIX = ".journal"
 
 
 class Record(NamedTuple):
@@ -60,8 +65,10 @@ class Record(NamedTuple):
 class Journal:
     """The file, from one start of a daemon to the next."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory: Path | None = None) -> None:
+        """`path`: beside the database. `memory`: a directory in memory for the file itself."""
         self._path = path
+        self._memory = memory
         self.fd = -1
         self.seed = 0
 
@@ -79,13 +86,49 @@ class Journal:
         return parse(data[START : START + ROOM], seed)[0]
 
     def begin(self) -> None:
-        """An empty journal of this daemon's. OSError."""
-        self.fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """An empty journal of this daemon's in place of the one before. OSError."""
+        place = self._path
+        if self._memory is not None:
+            place = self._memory / f"{secrets.token_hex(16)}{_SUFFIX}"
+        elif place.is_symlink():
+            place.unlink()
+        self.fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.seed = secrets.randbits(32)
         os.posix_fallocate(self.fd, 0, START + ROOM)
         reach(Point.JOURNAL_AFTER_ALLOCATE)
         os.pwrite(self.fd, _HEADER.pack(_MAGIC, 1, self.seed, boot_id().encode()), 0)
         reach(Point.JOURNAL_AFTER_HEADER)
+        if place is not self._path:
+            self._lead_to(place)
+
+    def _lead_to(self, place: Path) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        former = self._target()
+        link = self._path.with_name(f"{self._path.name}.new")
+        link.unlink(missing_ok=True)
+        link.symlink_to(place)
+        reach(Point.JOURNAL_AFTER_LINK)
+        link.replace(self._path)
+        if former is not None:
+            _remove_unused(former)
+
+    def _target(self) -> Path | None:
+        """Where the link leads to, if that is a journal."""
+        target = self._path.readlink() if self._path.is_symlink() else None
+        return target if target is not None and target.suffix == _SUFFIX else None
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether writing to it waits for no disk."""
+        place = self._memory if self._memory is not None else self._path.parent
+        return device_kind(filesystem_type(place)) is DeviceKind.RAM
+
+    def remove(self) -> None:
+        """All that was in it is in the database, and nothing is added any more. OSError."""
+        target = self._target()
+        if target is not None:
+            target.unlink(missing_ok=True)
+            self._path.unlink()
 
     def read(self, size: int) -> list[Record]:
         """The first `size` bytes of records. OSError: not all of them can be read."""
@@ -99,6 +142,17 @@ class Journal:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _remove_unused(place: Path) -> None:
+    """A copy of a cache directory leads to the journal of the original, which may be in use."""
+    try:
+        fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    with open(fd, "rb"), suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        place.unlink()
 
 
 def parse(data: bytes, seed: int) -> tuple[list[Record], int]:

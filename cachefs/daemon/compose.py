@@ -12,6 +12,7 @@ import structlog
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.filler import Filler
+from cachefs.cache.journal import Journal
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.placement import Placement
 from cachefs.config import Settings
@@ -215,7 +216,9 @@ def compose(
         streams=streams,
         sync_meta=sync_meta,
     )
-    journal = storage.home.meta_dir / "journal"
+    closings = storage.home.closings
+    memory = closings.directory if closings is not None else None
+    journal = Journal(storage.home.meta_dir / "journal", memory)
     small = SmallFiles(meta, queue, contents, files, ledgers, lanes, announce, journal)
     spiller = Spiller(
         meta,
@@ -316,6 +319,8 @@ def compose(
     )
     rewriter.borrow = borrower.borrow
     borrower.can_copy = lambda: offloader.can_copy()
+    if tap is not None:
+        offloader.held_up = tap.left
     publisher.on_assembled = contents.on_assembled = streams.released
     recovery = Recovery(
         meta,

@@ -382,10 +382,10 @@ class Server:
         log.info("ending", reason=self._reason)
         if self._reason == "upgrade" and tap is not None:
             await self._quiesce(tap)
-            self._stop_small(small)
+            await self._stop_small(small)
             self._code = UPGRADE
         else:
-            self._stop_small(small)
+            await self._stop_small(small)
             remaining = await self._drain(services)
             with trio.move_on_after(_LAST_MANIFESTS), suppress(StoreError):
                 await services.commits.write_due()
@@ -398,9 +398,9 @@ class Server:
         except (OSError, sqlite3.Error) as error:
             log.error("the database could not be synced", reason=str(error))
 
-    def _stop_small(self, small: NoSmallFiles) -> None:
+    async def _stop_small(self, small: NoSmallFiles) -> None:
         try:
-            small.stop()
+            await small.stop()
         except (OSError, sqlite3.Error) as error:
             log.error("new files stay in the journal", reason=str(error))
 

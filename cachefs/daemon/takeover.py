@@ -155,4 +155,6 @@ def _open_inode(
         opened.size, opened.mtime_ns = inode.size, inode.mtime_ns
     elif not opened.writing:
         opened.mtime_ns = inode.mtime_ns
+    elif not opened.size:
+        opened.born_ns = inode.mtime_ns
     return opened

@@ -215,9 +215,10 @@ class Recovery:
             return  # Held for that reason.
         row.size = status.st_size
         if inode is not None and inode.gen == row.gen:
-            self._meta.inodes.set_content(
-                inode.ino, status.st_size, status.st_blocks, status.st_mtime_ns
-            )
+            mtime_ns = status.st_mtime_ns
+            if not status.st_size:  # made ahead, the cache file may be older than the file
+                mtime_ns = max(mtime_ns, inode.mtime_ns)
+            self._meta.inodes.set_content(inode.ino, status.st_size, status.st_blocks, mtime_ns)
 
     def _seal(self, row: GenerationRow, inode: InodeRow | None) -> None:
         """As the last close would have done."""

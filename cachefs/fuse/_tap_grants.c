@@ -5,6 +5,8 @@
 #include "_tap_small.h"
 #include "_tap_python.h"
 
+#include <sys/mman.h>
+
 PyObject *py_small_start(PyObject *self, PyObject *args)
 {
     unsigned long long seq, start, room;
@@ -14,6 +16,8 @@ PyObject *py_small_start(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "iiIKKKd", &small.journal, &small.wake, &small.seed, &seq, &start,
                           &room, &valid))
         return NULL;
+    if (small.clock < 0 && (small.clock = memfd_create("cachefs-clock", MFD_CLOEXEC)) < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
     journal_prepare();
     small.seq = seq;
     small.start = (off_t)start;

@@ -1,6 +1,6 @@
 /* The journal of small files.
  *
- * A record is one write to a file that outlives this process and its supervisor; it is complete when
+ * A record is one write to a file in memory that outlives this process and its supervisor; it is complete when
  * its checksum says so, and it is there before the reply that it stands for. Records count from the
  * file's start again after each fold; which of them count is told by `seq`: the database knows the
  * last one that is in it. The seed differs from start to start, so nothing older can pass for new.
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct small small = {.journal = -1, .wake = -1};
+struct small small = {.journal = -1, .wake = -1, .clock = -1};
 
 static uint32_t crc_table[256];
 

@@ -2,8 +2,8 @@
  *
  * Python grants a directory: its attributes and all its names. In such a directory a file is made
  * here, from a spare one that Python keeps ready: numbers of inode, generation and handle, and an
- * empty cache file that is open. What was done is in the journal (_tap_journal.c) before the caller
- * hears of it. Writes and FLUSH are answered as for any new file (_tap_brief.c). Python folds the
+ * empty cache file that is open. What was done is in the journal (_tap_journal.c), which is in memory,
+ * before the caller hears of it; nothing here waits for a disk. Writes and FLUSH are answered as for any new file (_tap_brief.c). Python folds the
  * journal into the database, all records in one transaction.
  *
  * Invariants
@@ -91,17 +91,25 @@ static bool is_absent(const struct granted *granted, const char *name, size_t le
 
 /* ---- CREATE ---- */
 
-/* Twice, as in cachefs.vfs.clock: a time that no other file bears and no later write precedes. */
-static bool stamp(int fd, int64_t *time, struct stat *status)
+static int64_t nanoseconds(const struct timespec *time)
 {
-    struct timespec times[2];
+    return (int64_t)time->tv_sec * 1000000000 + time->tv_nsec;
+}
 
-    for (int i = 0; i < 2; i++)
-        if (fchmod(fd, OWN_MODE) || fstat(fd, status))
-            return false;
-    times[0] = times[1] = status->st_ctim;
-    *time = (int64_t)status->st_ctim.tv_sec * 1000000000 + status->st_ctim.tv_nsec;
-    return !futimens(fd, times);
+/* Twice, as in cachefs.vfs.clock: a time that no other file bears. Where the kernel tells changes
+ * apart (Linux 6.13 or newer) it is a moment earlier than what it stamps others with from now on, the
+ * first write to this file among them. The disk is not asked: the cache file is older, which is
+ * known (OpenInode.born_ns). */
+static bool stamp(int64_t *time)
+{
+    struct stat first, second;
+
+    if (fchmod(small.clock, OWN_MODE) || fstat(small.clock, &first)
+        || fchmod(small.clock, OWN_MODE) || fstat(small.clock, &second))
+        return false;
+    *time = nanoseconds(&second.st_ctim);
+    *time -= *time > nanoseconds(&first.st_ctim);
+    return true;
 }
 
 static bool is_wanted(const struct create_in *in)
@@ -125,20 +133,13 @@ static void describe(struct record *record, const struct in_header *header,
     };
 }
 
-static void set_time(uint64_t *seconds, uint32_t *nanoseconds, const struct timespec *time)
+static void touch(struct fuse_attr *attr, int64_t time)
 {
-    *seconds = (uint64_t)time->tv_sec;
-    *nanoseconds = (uint32_t)time->tv_nsec;
+    attr->mtime = attr->ctime = (uint64_t)(time / 1000000000);
+    attr->mtimensec = attr->ctimensec = (uint32_t)(time % 1000000000);
 }
 
-static void touch(struct fuse_attr *attr, const struct timespec *time)
-{
-    set_time(&attr->mtime, &attr->mtimensec, time);
-    set_time(&attr->ctime, &attr->ctimensec, time);
-}
-
-static void answer_create(const struct in_header *header, const struct record *record,
-                          const struct stat *status)
+static void answer_create(const struct in_header *header, const struct record *record)
 {
     struct {
         struct entry_out entry;
@@ -151,14 +152,14 @@ static void answer_create(const struct in_header *header, const struct record *r
     struct fuse_attr *attr = &out.entry.attr;
 
     attr->ino = record->ino;
-    attr->blocks = (uint64_t)status->st_blocks;
     attr->mode = record->mode;
     attr->nlink = 1;
     attr->uid = record->uid;
     attr->gid = record->gid;
     attr->blksize = 4096;
-    set_time(&attr->atime, &attr->atimensec, &status->st_ctim);
-    touch(attr, &status->st_ctim);
+    touch(attr, record->time);
+    attr->atime = attr->mtime;
+    attr->atimensec = attr->mtimensec;
     tap_answer_with(header->unique, &out, sizeof out);
 }
 
@@ -182,7 +183,6 @@ static bool create(const struct in_header *header, const char *body, size_t len)
     const char *name = body + sizeof in;
     struct spare *spare = &small.spares[small.spare_head];
     struct record record;
-    struct stat status;
     size_t name_len;
     uint64_t there;
 
@@ -194,7 +194,7 @@ static bool create(const struct in_header *header, const char *body, size_t len)
         return false;
     describe(&record, header, &in, granted, spare);
     record.name_len = (uint16_t)name_len;
-    if (!stamp(spare->fd, &record.time, &status) || !enlist(spare)
+    if (!stamp(&record.time) || !enlist(spare)
         || !map_put(&granted->names, small_hash(name, name_len), 1))
         return false;
     if (!journal_append(&record, name)) {
@@ -202,10 +202,10 @@ static bool create(const struct in_header *header, const char *body, size_t len)
         map_take(&granted->names, small_hash(name, name_len), &there);
         return false;
     }
-    touch(&granted->attr, &status.st_ctim);
+    touch(&granted->attr, record.time);
     small.spare_head = (small.spare_head + 1) % MAX_SPARES;
     small.spare_count--;
-    answer_create(header, &record, &status);
+    answer_create(header, &record);
     return true;
 }
 

@@ -69,7 +69,7 @@ struct granted {
 /* Belongs to the thread that holds the GIL, which is the one that reads requests. */
 struct small {
     bool on, withheld;
-    int journal, wake;
+    int journal, wake, clock; /* clock: a file that the kernel stamps */
     uint32_t seed;
     uint64_t seq, served;
     off_t start, used, room;

@@ -91,7 +91,7 @@ class NoSmallFiles:
     async def renew(self) -> None:
         """Nothing is kept ready."""
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Nothing was started."""
 
 
@@ -112,6 +112,8 @@ class SmallFileMaker(NoSmallFiles):
         self._granted: set[int] = set()
         self._known: dict[int, _Known] = {}
         self._wanted = _FEW // 2
+        self._more = trio.Event()
+        self._making = trio.Lock()
 
     def start(self, ttl: float) -> None:
         """From now on the tap may serve. `ttl`: seconds that the kernel may remember names for."""
@@ -119,6 +121,9 @@ class SmallFileMaker(NoSmallFiles):
             self._journal.begin()
         except OSError as error:
             log.warning("small files are made the long way", reason=str(error))
+            return
+        if not self._journal.in_memory:
+            log.warning("small files are made the long way", reason="no memory for a journal")
             return
         folded = self._small.folded
         self._tap.small_start(
@@ -139,6 +144,8 @@ class SmallFileMaker(NoSmallFiles):
             made = self._small.store(records)  # on a full disk the first one made the database room
         self._tap.small_folded()
         self._small.settle(made)
+        if self._granted:
+            self._refill()
 
     def created(self, parent: int, name: bytes) -> None:
         """A handler made a file: the directory may be worth granting, or is already."""
@@ -193,19 +200,40 @@ class SmallFileMaker(NoSmallFiles):
             self._granted.add(parent)
 
     def _refill(self) -> bool:
-        """Make spare files until there are enough, or as many as can be had; False: none, though
+        """See to it that there are enough spare files in a moment; False: there is none now, though
         they are wanted."""
         if self._tap.passthrough_ok:
             return True
-        if not self._small.spares:
+        _, left = self._tap.small_info()
+        if not left:
             self._wanted = min(2 * self._wanted, _MANY)
-        for spare in self._small.make(self._wanted - len(self._small.spares)):
-            note_closing(self._tap, spare.fh, spare.device, spare.file)
-            self._tap.small_spare(
-                spare.ino, spare.gen, spare.file, spare.fh, spare.device.index, spare.fd,
-                spare.device.in_memory,
-            )  # fmt: skip
-        return bool(self._small.spares)
+        if left <= self._wanted // 2:
+            self._more.set()
+        return left > 0
+
+    async def _make(self) -> None:
+        """Make spare files when they are asked for, or as many as can be had: in a thread, since a
+        disk may hold it up."""
+        while True:
+            await self._more.wait()
+            self._more = trio.Event()
+            async with self._making:
+                if self._withheld:
+                    continue
+                try:
+                    made = await self._small.make(self._wanted - self._tap.small_info()[1])
+                except (OSError, sqlite3.Error) as error:
+                    log.info("small files are made the long way", reason=str(error))
+                    continue
+                for spare in made:
+                    self._give(spare)
+
+    def _give(self, spare: Spare) -> None:
+        note_closing(self._tap, spare.fh, spare.device, spare.file)
+        self._tap.small_spare(
+            spare.ino, spare.gen, spare.file, spare.fh, spare.device.index, spare.fd,
+            spare.device.in_memory,
+        )  # fmt: skip
 
     def _revoke(self) -> None:
         self._tap.small_withhold(self._withheld > 0, False)
@@ -244,7 +272,12 @@ class SmallFileMaker(NoSmallFiles):
         self._tap.small_revoke(ino)
 
     async def run(self) -> None:
-        """Fold in time; give spare files up when nobody needs them."""
+        """Fold in time; make spare files, and give them up when nobody needs them."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._make)
+            await self._fold(nursery)
+
+    async def _fold(self, nursery: trio.Nursery) -> None:
         while True:
             with trio.move_on_after(_IDLE) as idle:
                 await trio.lowlevel.wait_readable(self._wake)
@@ -253,6 +286,7 @@ class SmallFileMaker(NoSmallFiles):
                 await trio.sleep(_LAG)
             try:
                 self.gather()
+                nursery.start_soon(self._small.close_done)
             except (OSError, sqlite3.Error) as error:
                 log.warning("new files wait to be recorded", reason=str(error))
                 await trio.sleep(_RETRY)
@@ -279,12 +313,14 @@ class SmallFileMaker(NoSmallFiles):
         except (OSError, sqlite3.Error) as error:
             log.warning("spare files stay", reason=str(error))
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """The end is near: no more of them. OSError, sqlite3.Error as `gather`."""
         self._withheld += 1
-        self._revoke()
-        self.gather()
-        self._small.remove(self._give_up())
+        async with self._making:
+            self._revoke()
+            self.gather()
+            self._small.remove(self._give_up())
+            self._journal.remove()
 
 
 def _is_grantable(row: InodeRow) -> bool:

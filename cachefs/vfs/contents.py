@@ -361,7 +361,8 @@ class Contents(Endings):
         """The last writer is gone: the generation is complete and its publishing is due."""
         status = os.fstat(opened.fd)
         gen = opened.gen
-        opened.size, opened.mtime_ns = status.st_size, status.st_mtime_ns
+        opened.size = status.st_size
+        opened.mtime_ns = max(status.st_mtime_ns, opened.born_ns)
         if self._is_unchanged(opened, gen):
             self._seal_unchanged(opened, gen)
             return

@@ -92,6 +92,8 @@ class Offloader:
         self._some = trio.Event()
         self.can_copy: Callable[[], bool | None] = lambda: False
         """Whether the store can put objects together from others; None: it was not asked yet."""
+        self.held_up: Callable[[int], int] = lambda ino: 0
+        """Writes to a file that the tap had begun by itself before, and that its disk holds up."""
         self.note_changes: Callable[[], None] = lambda: None
         """Takes in what was done to open files without passing here."""
         self.on_offloaded: Callable[[int], None] = lambda nbytes: None
@@ -237,7 +239,7 @@ class Offloader:
         device, file = opened.device, opened.gen.file
         # The file's length must outlive a power cut before anything in it is given back.
         await trio.to_thread.run_sync(_sync, device, file)
-        async with _quiet(opened):
+        async with self._quiet(opened):
             self.note_changes()
             current = self._is_written(opened, stream) and os.fstat(opened.fd).st_size >= span.end
             if not current or span.start in stream.spoiled:
@@ -249,6 +251,19 @@ class Offloader:
             await self._sync_meta()
             reach(Point.OFFLOAD_AFTER_SYNC)
             self._punch(opened, device, file, span)
+
+    @asynccontextmanager
+    async def _quiet(self, opened: OpenInode) -> AsyncIterator[None]:
+        """While nobody writes to an open file."""
+        await opened.settled()
+        opened.moving = trio.Event()
+        try:
+            while opened.writes or self.held_up(opened.ino):  # noqa: ASYNC110
+                await trio.sleep(0.001)
+            yield
+        finally:
+            opened.moving.set()
+            opened.moving = None
 
     def _is_written(self, opened: OpenInode, stream: Stream) -> bool:
         """Whether the file is still there, and what it was when it was chosen."""
@@ -263,20 +278,6 @@ class Offloader:
             self._contents.on_account(device, -freed)
         self.total += span.size
         self.on_offloaded(span.size)
-
-
-@asynccontextmanager
-async def _quiet(opened: OpenInode) -> AsyncIterator[None]:
-    """While nobody writes to an open file."""
-    await opened.settled()
-    opened.moving = trio.Event()
-    try:
-        while opened.writes:  # noqa: ASYNC110
-            await trio.sleep(0.001)
-        yield
-    finally:
-        opened.moving.set()
-        opened.moving = None
 
 
 def _sync(device: CacheDevice, file: int) -> None:

@@ -93,6 +93,8 @@ class OpenInode:
     """In bytes. While it is written, what the cache file has (`refresh`)."""
     mtime_ns: int
     """Time of the last write, or the one that was set; the cache file's while it is written."""
+    born_ns: int = 0
+    """No write is earlier: the cache file was made ahead, and may be older than the file."""
     writing: bool = False
     """The generation is open: there were, or in passthrough may have been, writes to it."""
     dirty: ExtentSet | None = None
@@ -158,7 +160,7 @@ class OpenInode:
         passes here."""
         if self.writing:
             status = os.fstat(self.fd)
-            self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
+            self.size, self.mtime_ns = status.st_size, max(status.st_mtime_ns, self.born_ns)
 
     def wrote(self, start: int, end: int) -> None:
         """Record a write of [start, end) in the tracked lane."""

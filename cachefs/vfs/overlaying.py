@@ -58,7 +58,7 @@ class Overlay:
         opened = self.table.inodes.get(ino)
         if opened is None:
             return
-        opened.mtime_ns, opened.on_disk = mtime_ns, None
+        opened.mtime_ns, opened.on_disk, opened.born_ns = mtime_ns, None, 0
         if opened.writing:
             os.utime(opened.fd, ns=(atime_ns, mtime_ns))
             reach(Point.TIMES_AFTER_FILE)

@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import trio
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.journal import CREATED, Journal, Record
@@ -62,7 +63,7 @@ class Made:
         self.open = False
         if status is not None:
             self.size, self.blocks = status.st_size, status.st_blocks
-            self.mtime_ns = status.st_mtime_ns
+            self.mtime_ns = max(status.st_mtime_ns, self.record.time_ns)
 
 
 class SmallFiles:
@@ -77,10 +78,9 @@ class SmallFiles:
         ledgers: Sequence[SpaceLedger],
         lanes: LaneKeeper,
         announce: Callable[[Handle], bool],
-        journal: Path,
+        journal: Journal,
     ) -> None:
-        """`announce`: see `Operations`; told of handles that are still open at the fold. `journal`:
-        where that is, beside the database."""
+        """`announce`: see `Operations`; told of handles that are still open at the fold."""
         self._meta = meta
         self._queue = queue
         self._contents = contents
@@ -88,9 +88,10 @@ class SmallFiles:
         self._ledgers = ledgers
         self._lanes = lanes
         self._announce = announce
-        self.journal = Journal(journal)
+        self.journal = journal
         self.spares: dict[int, Spare] = {}
         """By handle: those that are ready, and those that the journal has used."""
+        self._done: list[int] = []
 
     @property
     def folded(self) -> int:
@@ -104,9 +105,9 @@ class SmallFiles:
 
     # -- spare files --------------------------------------------------------------------------
 
-    def make(self, count: int) -> list[Spare]:
+    async def make(self, count: int) -> list[Spare]:
         """So many more, as far as there is room and the device is quick. OSError, sqlite3.Error:
-        some may have been made."""
+        none that anybody knows of."""
         device = self._contents.place()
         ledger = self._ledgers[device.index]
         count = min(count, ledger.limit // _SHARE // _PROMISE - len(self.spares))
@@ -114,17 +115,18 @@ class SmallFiles:
         if count <= 0 or not device.direct_ok or not ledger.try_admit(count * _PROMISE):
             return made
         try:
-            while len(made) < count:
-                made.append(self._make(device))
+            numbers = [self._numbers() for _ in range(count)]
+            files = [file for _, _, file, _ in numbers]
+            fds = await trio.to_thread.run_sync(_create, device, files)
+            made += [Spare(*each, fd, device) for each, fd in zip(numbers, fds, strict=True)]
         finally:
             ledger.settle((count - len(made)) * _PROMISE, 0)
             self.spares.update((spare.fh, spare) for spare in made)
         return made
 
-    def _make(self, device: CacheDevice) -> Spare:
+    def _numbers(self) -> tuple[int, int, int, int]:
         ino, gen = self._meta.inodes.new_number(), self._meta.generations.new_number()
-        file, fh = self._contents.new_file_number(), self._files.table.number()
-        return Spare(ino, gen, file, fh, device.create(file), device)
+        return ino, gen, self._contents.new_file_number(), self._files.table.number()
 
     def give_up(self) -> list[Spare]:
         """All that are left, to be removed: they are spare files no longer. Only after a fold that
@@ -169,10 +171,16 @@ class SmallFiles:
 
     def _close(self, spare: Spare) -> None:
         """As the last close does."""
-        os.close(spare.fd)
+        self._done.append(spare.fd)
         spare.device.written(spare.file)
         self._contents.on_sealed(spare.gen)
         self._lanes.keep(spare.ino)
+
+    async def close_done(self) -> None:
+        """Close what was made and its program has closed: a disk may hold that up."""
+        done, self._done = self._done, []
+        if done:
+            await trio.to_thread.run_sync(_close, done)
 
     def recover(self) -> int:
         """Take in what a daemon left that was killed; returns how many files.
@@ -223,12 +231,31 @@ class SmallFiles:
         """It goes on as any open file does."""
         opened = OpenInode(
             spare.ino, _generation(made, made.record.time_ns), spare.device, spare.fd,
-            Lane.TRACKED, 0, made.record.time_ns, writing=True,
+            Lane.TRACKED, 0, made.record.time_ns, writing=True, born_ns=made.record.time_ns,
         )  # fmt: skip
         record = made.record
         path = self._meta.dentries.path(record.parent, record.name).decode()
         opened.unasked = not self._files.is_log(path)
         self._announce(self._files.table.add(opened, record.flags, record.fh))
+
+
+def _create(device: CacheDevice, files: Iterable[int]) -> list[int]:
+    """In a thread: new cache files, all or none; returns their descriptors. OSError."""
+    made: dict[int, int] = {}
+    try:
+        for file in files:
+            made[file] = device.create(file)
+    except OSError:
+        _close(made.values())
+        for file in made:
+            device.remove(file)
+        raise
+    return list(made.values())
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _inode(made: Made) -> InodeRow:

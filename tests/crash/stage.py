@@ -189,7 +189,7 @@ class Stage(StreamCalls):
 
     async def do_small(self, path: str, length: int, seed: int) -> None:
         """A file that the tap makes by itself: the database hears of it later."""
-        (spare,) = self.parts.small.make(1)
+        (spare,) = await self.parts.small.make(1)
         parent, name = await self.place(path)
         os.write(spare.fd, block(seed, length))
         first = self.parts.small.folded + 1 + len(self.records)

@@ -95,6 +95,28 @@ def test_what_is_left_is_found_by_the_next(path: Path) -> None:
     second.close()
 
 
+def test_a_journal_in_memory_is_found_from_beside_the_database(path: Path, ram_dir: Path) -> None:
+    """Whoever follows takes it away, unless the daemon that made it lives."""
+    first = Journal(path, ram_dir)
+    first.begin()
+    (place,) = ram_dir.iterdir()
+    place.write_bytes(place.read_bytes()[:START] + packed(records(1, 1)[0], first.seed))
+    assert first.in_memory and not Journal(path).in_memory
+    assert len(Journal(path).left()) == len(Journal(path, ram_dir).left()) == 1
+    second = Journal(path, ram_dir)  # as of a copy of the cache's directory
+    second.begin()
+    assert place.exists() and Journal(path).left() == []
+    second.close()
+    third = Journal(path, ram_dir)
+    third.begin()
+    assert len(list(ram_dir.iterdir())) == 2
+    third.remove()
+    assert list(ram_dir.iterdir()) == [place] and not path.is_symlink()
+    assert Journal(path).left() == []
+    first.close()
+    third.close()
+
+
 def test_the_journal_of_another_boot_counts_for_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def _build(directory: Path, sanitizers: str) -> Path:
     sources = [p for p in (REPO / "cachefs/fuse").glob("_tap_*.c") if p.name not in PYTHONS]
     options = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"] if sanitizers else []
     command = ["gcc", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", *options]
-    command += ["-Wl,--wrap=ioctl,--wrap=write,--wrap=pwrite", *map(str, [*HERE.glob("harness*.c"), *sources])]
+    command += ["-Wl,--wrap=ioctl,--wrap=write,--wrap=pwrite"]
+    command += map(str, [*HERE.glob("harness*.c"), *sources])
     subprocess.run([*command, "-o", str(directory / "harness")], check=True)
     return directory / "harness"

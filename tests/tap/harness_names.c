@@ -168,6 +168,7 @@ void run_names(int steps)
     attach(-1);
     journal_prepare();
     journal = small.journal = memfd_create("journal", 0);
+    small.clock = memfd_create("clock", 0);
     small.wake = eventfd(0, EFD_NONBLOCK);
     small.room = JOURNAL;
     small.on = tap.brief = true;
