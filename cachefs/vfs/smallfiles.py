@@ -18,7 +18,7 @@ import trio
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.journal import CREATED, Journal, Record
 from cachefs.cache.ledger import SpaceLedger
-from cachefs.failpoints import Change
+from cachefs.failpoints import Change, Point, reach
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
 from cachefs.meta.applied import current_request
@@ -118,6 +118,7 @@ class SmallFiles:
             numbers = [self._numbers() for _ in range(count)]
             files = [file for _, _, file, _ in numbers]
             fds = await trio.to_thread.run_sync(_create, device, files)
+            reach(Point.SPARE_AFTER_CREATE)
             made += [Spare(*each, fd, device) for each, fd in zip(numbers, fds, strict=True)]
         finally:
             ledger.settle((count - len(made)) * _PROMISE, 0)
@@ -181,6 +182,7 @@ class SmallFiles:
         done, self._done = self._done, []
         if done:
             await trio.to_thread.run_sync(_close, done)
+            reach(Point.SPARE_AFTER_CLOSE)
 
     def recover(self) -> int:
         """Take in what a daemon left that was killed; returns how many files.

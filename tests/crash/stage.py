@@ -208,6 +208,7 @@ class Stage(StreamCalls):
         records, self.records = self.records, []
         if records:  # else a daemon that died had them folded by the next one
             self.parts.small.settle(self.parts.small.store(records))
+            await self.parts.small.close_done()
 
     async def do_list(self, path: str) -> None:
         await self.parts.namespace.list_directory(await self.ino(path))
