@@ -145,8 +145,10 @@ static bool start(struct worker *worker)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     worker->started = !pthread_create(&thread, NULL, work, worker);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (worker->started)
+    if (worker->started) {
+        pthread_setname_np(thread, "cachefs-disk");
         pthread_detach(thread);
+    }
     return worker->started;
 }
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.test_readonly_disk import Ext4
+from tests.e2e.test_stalled_disk import at_rest, frozen
 from tests.support import fusectl
+from tests.support.actor import pattern
 from tests.support.client import Actor, Client
 from tests.support.failpoints import Failpoints
 from tests.support.mounts import MountFactory, poll
@@ -193,3 +198,38 @@ def test_waiting_in_the_kernel(
     victims.finish()
     mount.wait()
     _compare(dir_store, local)
+
+
+def _threads(pid: int) -> set[tuple[str, str]]:
+    """Name and state of each thread of a process (proc_pid_stat(5))."""
+    stats = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat")]
+    parts = [each.partition("(")[2].rpartition(") ") for each in stats]
+    return {(name, rest[0]) for name, _, rest in parts}
+
+
+@pytest.mark.parametrize("lane", ["tracked"], indirect=True)
+def test_held_up_by_the_disk(
+    dir_store: Any, client: Client, mounted: MountFactory, tmp_path: Path, after_mounts: ExitStack
+) -> None:
+    """A thread of the dead daemon is at a write still, and ends only once the disk goes on."""
+    disk = Ext4(tmp_path)
+    after_mounts.callback(lambda: subprocess.run(["umount", "-l", disk.top], check=True))
+    options = {"cache.size": "64MiB", "cache.meta_reserve": "1MiB"}
+    mount = mounted(dir_store, cache_dirs=[disk.top / "cache"], options=options, allow=KILLED)
+    actor = client.actor(mount.path)
+    actor("open", 0, "file", "WRONLY|CREAT")
+    actor("write", 0, 1, 100_000)
+    poll(lambda: at_rest(mount))
+    old = mount.daemon_pid
+    with frozen(disk):
+        actor.send("write", 0, 2, 100_000)
+        poll(lambda: ("cachefs-disk", "D") in _threads(old), what="the write at the disk")
+        assert mount.status()["dirty_files"] == 1
+        mount.kill_daemon(wait=False)
+        poll(lambda: {state for _, state in _threads(old)} <= {"D", "Z"}, what="the kill")
+    mount.took_over(old)
+    assert actor.receive() == {"ok": 100_000}
+    assert _hit(mount.log)["WRITE"] == 1
+    actor("close", 0)
+    mount.wait()
+    assert dir_store.get("file") == pattern(1, 100_000) + pattern(2, 100_000)
