@@ -104,13 +104,20 @@ class Journal:
     def _lead_to(self, place: Path) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         former = self._target()
+        try:
+            self._link(place)
+        except OSError:
+            place.unlink()
+            raise
+        if former is not None:
+            _remove_unused(former)
+
+    def _link(self, place: Path) -> None:
         link = self._path.with_name(f"{self._path.name}.new")
         link.unlink(missing_ok=True)
         link.symlink_to(place)
         reach(Point.JOURNAL_AFTER_LINK)
         link.replace(self._path)
-        if former is not None:
-            _remove_unused(former)
 
     def _target(self) -> Path | None:
         """Where the link leads to, if that is a journal."""

@@ -6,6 +6,7 @@
  *   harness malformed SEED STEPS  requests and replies of odd lengths
  *   harness names SEED STEPS      files made without Python, by names of all kinds
  *   harness paused SEED 0         a paused tap whose mount ends
+ *   harness crowd SEED 0          more FALLOCATEs than there is room for
  *   harness stalls SEED STEPS     writes to a disk that is slow, or refuses, now and then
  *
  * Device: a SOCK_SEQPACKET pair, one message a request. The parent plays the kernel: it keeps the
@@ -423,6 +424,8 @@ int main(int argc, char **argv)
         run_names(atoi(argv[3]));
     else if (!strcmp(argv[1], "paused"))
         run_paused();
+    else if (!strcmp(argv[1], "crowd"))
+        run_crowd();
     else if (!strcmp(argv[1], "stalls"))
         run_stalls(atoi(argv[3]));
     else

@@ -212,3 +212,27 @@ void run_stalls(int steps)
     TAP_UNLOCK();
     printf("%u left at a time, %llu by Python\n", most, (unsigned long long)by_python);
 }
+
+/* No worker gets anywhere: the disk stands still. */
+void run_crowd(void)
+{
+    char message[FRONT + sizeof(struct fallocate_in)], data[MIN_READ_BUFFER];
+    struct fallocate_in in = {.fh = 1, .length = 1};
+    struct out_header header;
+    int refused = 0;
+
+    CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, device));
+    attach(-1);
+    map_put(&tap.files, 1, 0);
+    tap.workers = 4;
+    for (int i = 0; i < 5000; i++) {
+        memcpy(message + FRONT, &in, sizeof in);
+        transmit(OP_FALLOCATE, 1, message, sizeof message);
+        CHECK(io_read(-1, data, sizeof data, NULL) == -1);
+        while (recv(device[0], &header, sizeof header, MSG_DONTWAIT) > 0)
+            refused += header.error == -EINTR;
+    }
+    CHECK(refused > 0 && tap.waiting_jobs + (unsigned)refused == 5000);
+    CHECK(tap.state.inflight.used == tap.waiting_jobs && !tap.unrecorded);
+    printf("%d refused\n", refused);
+}

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -159,6 +160,25 @@ def test_fallocate_fails_as_the_disk_does(toy: MakeToy) -> None:
         os.posix_fallocate(fd, 0, 1 << 50)
     assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
     os.posix_fallocate(fd, 0, 4096)  # and is still there afterwards
+    os.close(fd)
+
+
+@pytest.mark.parametrize("name", ["file", "t-file"])
+def test_fallocate_without_descriptors(toy: MakeToy, name: str) -> None:
+    """Says so: glibc would write zeros in place of what is not supported."""
+    mount = toy()
+    fd = os.open(mount.mnt / name, os.O_CREAT | os.O_WRONLY)
+    used = {int(number) for number in os.listdir(f"/proc/{mount.pid}/fd")}
+    free = min(set(range(len(used) + 1)) - used)
+    before = resource.prlimit(mount.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(mount.pid, resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            os.posix_fallocate(fd, 0, 4096)
+    finally:
+        resource.prlimit(mount.pid, resource.RLIMIT_NOFILE, before)
+    assert caught.value.errno == errno.EMFILE
+    os.posix_fallocate(fd, 0, 4096)
     os.close(fd)
 
 

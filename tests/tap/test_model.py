@@ -40,6 +40,11 @@ def test_a_paused_tap_notices_the_end_of_its_mount(harness: Harness) -> None:
     run(harness(MEMORY), "paused", 1, 0)
 
 
+def test_more_fallocates_than_there_is_room_for(harness: Harness) -> None:
+    """Are to be made again, as after a signal; takeovers know of all others."""
+    run(harness(MEMORY), "crowd", 1, 0)
+
+
 @pytest.mark.parametrize("sanitizers", [MEMORY, "thread"])
 def test_a_slow_disk_holds_up_its_writers_alone(harness: Harness, sanitizers: str) -> None:
     """Each request is answered once, and the bytes are right, whoever wrote them."""
