@@ -12,7 +12,6 @@ import structlog
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.filler import Filler
-from cachefs.cache.journal import Journal
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.placement import Placement
 from cachefs.config import Settings
@@ -216,9 +215,7 @@ def compose(
         streams=streams,
         sync_meta=sync_meta,
     )
-    closings = storage.home.closings
-    memory = closings.directory if closings is not None else None
-    journal = Journal(storage.home.meta_dir / "journal", memory)
+    journal = storage.journal()
     small = SmallFiles(meta, queue, contents, files, ledgers, lanes, announce, journal)
     spiller = Spiller(
         meta,

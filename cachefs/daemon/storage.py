@@ -17,6 +17,7 @@ from pathlib import Path
 from cachefs.cache import identity
 from cachefs.cache.absent import AbsentDevice
 from cachefs.cache.device import CacheDevice
+from cachefs.cache.journal import Journal
 from cachefs.cache.ledger import SpaceLedger, resolve_limits
 from cachefs.cache.system import DeviceKind
 from cachefs.config import Settings
@@ -46,6 +47,12 @@ class Storage:
     def name(self) -> str:
         """By which the cache's own are known among other caches' in the store. OSError."""
         return identity.read(self.home.directory) or ""
+
+    def journal(self) -> Journal:
+        """That of small files: in memory, where closes are noted, if there is such a place."""
+        closings = self.home.closings
+        memory = closings.directory if closings is not None else None
+        return Journal(self.home.meta_dir / "journal", memory)
 
     def make_room(self) -> None:
         """The database has met a full disk: give it its reserve."""
