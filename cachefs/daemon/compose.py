@@ -304,6 +304,7 @@ def compose(
         is_kept=is_kept,
     )
     connect_offloader(offloader, files, session, metrics)
+    offloader.roomier, offloader.move_on = spiller.roomier, spiller.move_on
     borrower = Borrower(
         meta,
         queue,

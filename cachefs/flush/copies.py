@@ -19,6 +19,7 @@ from cachefs.flush.reboot import NOT_ON_DISK
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow
 from cachefs.model.states import TRANSITIONS, Event, GenState
+from cachefs.model.survival import Level
 
 log = structlog.get_logger("cachefs.recovery")
 
@@ -31,7 +32,8 @@ def settle(
     for row in meta.generations.with_copies():
         is_good = row.copy_size is not None and _is_whole(devices, row)
         if devices[row.device].exists(row.file):
-            if not is_good:
+            # On a disk it was made to move an open file, and is of no use before that has moved.
+            if not is_good or devices[row.device].survives > Level.PROCESS:
                 _forget(meta, row)
         elif not is_good or (row.state == GenState.DURABLE and not row.synced):
             _forget(meta, row)

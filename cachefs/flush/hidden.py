@@ -57,9 +57,7 @@ class HiddenSpans:
         """
         key = f"{_SPANS}{self._node}/{uuid.uuid4().hex}"
         span = Span(key, gen, start, end, None, None, time.time_ns())
-        with self._meta.transaction(Change.BEGIN_SPAN):
-            self._meta.spans.add(span)
-        self._under_way.add(key)
+        self._note([span])
         try:
             info: ObjectInfo = await self._client.patiently(
                 "put", sends=span.size, key=key, body=FileRange(path, start, end), metadata={}
@@ -82,10 +80,7 @@ class HiddenSpans:
         """
         copy, now = f"{_SPANS}{self._node}/{uuid.uuid4().hex}", time.time_ns()
         spans = [Span(part_key(copy, a), 0, a, b, None, None, now) for a, b in places]
-        with self._meta.transaction(Change.BEGIN_SPAN):
-            for span in spans:
-                self._meta.spans.add(span)
-        self._under_way.update(span.key for span in spans)
+        self._note(spans)
         try:
             info: ObjectInfo = await self._client.patiently(
                 "copy", src=key, dst=copy, metadata={}, if_source_match=etag
@@ -96,6 +91,13 @@ class HiddenSpans:
             self.leave(*spans)
             raise
         return [replace(span, etag=info.etag) for span in spans]
+
+    def _note(self, spans: Sequence[Span]) -> None:
+        """They are about to be asked for."""
+        with self._meta.transaction(Change.BEGIN_SPAN):
+            for span in spans:
+                self._meta.spans.add(span)
+        self._under_way.update(span.key for span in spans)
 
     def taken(self, spans: Iterable[Span]) -> None:
         """What was borrowed is somebody's."""

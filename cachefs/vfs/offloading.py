@@ -4,6 +4,9 @@ When the cache is full of files that are open in the tracked lane, and nothing e
 ranges of them are sent to the store as hidden objects, the oldest written first. How fast that goes
 is how fast their writers go. See `vfs.streaming` for what becomes of such a file.
 
+Where another disk has room for the whole file, and more, it moves there instead (`move_on`): once,
+before anything of it is in the store.
+
 In this order: the key is noted, the bytes are sent, the database says so, and says so on the disk;
 then the range is punched out of the cache file. What was written to meanwhile is given up instead.
 While that is decided nobody writes to the file (`OpenInode.moving`).
@@ -98,6 +101,14 @@ class Offloader:
         """Takes in what was done to open files without passing here."""
         self.on_offloaded: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of each range that left the cache."""
+        self.roomier: Callable[[OpenInode], object | None] = lambda opened: None
+        """Another device for an open file, if there is one that is worth the way."""
+        self.move_on: Callable[[OpenInode], Awaitable[bool]] = _stay
+        """Awaited with such a file; whether it is there now."""
+        self._moving: dict[int, OpenInode] = {}
+        """Device -> the file that moves from it."""
+        self._stays: set[int] = set()
+        """Generations that did not move when they should have."""
         self.total = 0
         """Bytes that left the cache so far."""
 
@@ -124,6 +135,10 @@ class Offloader:
     def makes_room(self, ledger: SpaceLedger) -> bool:
         """Whether who waits for room on a device will have some in time."""
         index = ledger.device.index
+        if not self._admission.is_patient:
+            return False
+        if index in self._moving or self._mover(ledger) is not None:
+            return True
         if not self._may_try() or self.can_copy() is False:
             return False
         return self._count[index] > 0 or any(self._pieces(ledger))
@@ -137,6 +152,8 @@ class Offloader:
         index = ledger.device.index
         if ledger.is_tight:
             self._count_all(ledger)
+        if index in self._moving or self._start_moving(nursery, ledger):
+            return
         wanted = self._wanted(ledger) if self._may_try() and self.can_copy() else 0
         if wanted <= self._sending[index] or self._count[index] >= AT_ONCE:
             return
@@ -148,6 +165,39 @@ class Offloader:
             self._sending[index] += piece.end - piece.start
             self._count[index] += 1
             nursery.start_soon(self._offload, piece, stream, ledger)
+
+    def _start_moving(self, nursery: trio.Nursery, ledger: SpaceLedger) -> bool:
+        """Let a file move from a full device, if that is of use."""
+        wanted = self._wanted(ledger) if self._admission.is_patient else 0
+        opened = self._mover(ledger) if wanted > self._sending[ledger.device.index] else None
+        if opened is None:
+            return False
+        self._moving[ledger.device.index] = opened
+        nursery.start_soon(self._move, opened, ledger.device.index)
+        return True
+
+    def _mover(self, ledger: SpaceLedger) -> OpenInode | None:
+        """The largest open file of a device that could go on on another one."""
+        could = [
+            each
+            for each in self._table.inodes.values()
+            if each.device is ledger.device
+            and each.gen.gen not in self._stays
+            and self._suits(each)
+            and self.roomier(each) is not None
+        ]
+        return max(could, key=lambda each: each.accounted, default=None)
+
+    async def _move(self, opened: OpenInode, index: int) -> None:
+        gen = opened.gen.gen
+        try:
+            if await self.move_on(opened):
+                log.info("a file that is written goes on on another device", inode=opened.ino)
+            else:
+                self._stays.add(gen)
+        finally:
+            del self._moving[index]
+            self.kick()
 
     def _count_all(self, ledger: SpaceLedger) -> None:
         """What is written is counted now and then only; it is to be known where there is little
@@ -295,3 +345,8 @@ def _has_data(fd: int, start: int, end: int) -> bool:
         return os.lseek(fd, start, os.SEEK_DATA) < end
     except OSError:
         return False
+
+
+async def _stay(opened: OpenInode) -> bool:
+    """There is no other device."""
+    return False

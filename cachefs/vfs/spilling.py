@@ -8,6 +8,8 @@
   writes only what has changed since.
 - A writer in the tracked lane for whom RAM has no room goes on on the other device: the file moves
   while it is open. In passthrough the kernel has the file: it stays until it is closed.
+- A writer in the tracked lane who has filled a disk goes on on another one where there is room for
+  twice as much, if nothing of the file is in the store yet: the file moves in the same way.
 - RAM that is lost while the mount goes on (emptied, unmounted) takes nothing with it that somebody
   has open: the descriptor has it still. What is written in the tracked lane moves at once, what is
   in passthrough when it is closed, which counts as done only then (`must_flee`).
@@ -250,22 +252,45 @@ class Spiller:
         async with opened.lock:
             if opened.device.index not in self.volatile or not opened.writing:
                 return opened.device.index not in self.volatile
-            self.before_move(opened)
-            opened.moving = trio.Event()
-            try:
-                while opened.writes:  # noqa: ASYNC110
-                    await trio.sleep(0.001)
-                return await self._move(opened)
-            except (OSError, sqlite3.Error) as error:
-                log.info("an open file stays in RAM", inode=opened.ino, reason=str(error))
-                return False
-            finally:
-                opened.moving.set()
-                opened.moving = None
+            return await self._move(opened)
 
-    async def _move(self, opened: OpenInode) -> bool:
-        row = self._meta.generations.get(opened.gen.gen)
-        return row is not None and await self._copy(row, patient=True) and self._switch_open(opened)
+    def roomier(self, opened: OpenInode) -> CacheDevice | None:
+        """Another disk on which a file in the tracked lane could grow to twice its size; None:
+        there is none, or it has to stay where it is."""
+        if opened.lane is not Lane.TRACKED or opened.stream is not None or not opened.writing:
+            return None
+        needed = 2 * os.fstat(opened.fd).st_blocks * BLOCK_UNIT
+        others = [
+            each
+            for each in self._ledgers
+            if each.device.healthy and not _forgets(each.device) and not each.above_high
+        ]
+        best = max(others, key=SpaceLedger.headroom, default=None)
+        if best is None or best.device is opened.device or best.headroom() < needed:
+            return None
+        return best.device
+
+    async def move_on(self, opened: OpenInode) -> bool:
+        """Move a file from a disk that is full of it; False if it stays where it is."""
+        async with opened.lock:
+            target = self.roomier(opened)
+            return target is not None and await self._move(opened, target)
+
+    async def _move(self, opened: OpenInode, target: CacheDevice | None = None) -> bool:
+        self.before_move(opened)
+        opened.moving = trio.Event()
+        try:
+            while opened.writes:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+            row = self._meta.generations.get(opened.gen.gen)
+            copied = row is not None and await self._copy(row, patient=True, target=target)
+            return copied and self._switch_open(opened)
+        except (OSError, sqlite3.Error) as error:
+            log.info("an open file stays where it is", inode=opened.ino, reason=str(error))
+            return False
+        finally:
+            opened.moving.set()
+            opened.moving = None
 
     def _switch_open(self, opened: OpenInode) -> bool:
         """The copy is the cache file of an open file from now on."""
@@ -291,8 +316,11 @@ class Spiller:
         opened.device, opened.on_disk = device, None
         opened.accounted = os.fstat(opened.fd).st_blocks * BLOCK_UNIT
         self.after_move(opened)
-        self._leaving.append((source, row))
-        self._sweep()
+        if _forgets(source):
+            self._leaving.append((source, row))
+            self._sweep()
+        else:  # Not before it is certain that nobody will look for it there.
+            self._contents.leave(source, row.file)
         return True
 
     # -- when RAM is lost -----------------------------------------------------------------------
@@ -338,24 +366,26 @@ class Spiller:
 
     # -- copies -------------------------------------------------------------------------------
 
-    async def _copy(self, row: GenerationRow, *, patient: bool) -> bool:
-        """Bring a second cache file of a generation up to date and to the disk; False if the
-        generation went meanwhile, or there is nowhere to put it. OSError; ENOSPC when there is no
-        room (`patient`: as for any writer, it is waited for)."""
+    async def _copy(
+        self, row: GenerationRow, *, patient: bool, target: CacheDevice | None = None
+    ) -> bool:
+        """Bring a second cache file of a generation, on `target` or where there is room, up to date
+        and to the disk; False if the generation went meanwhile, or there is nowhere to put it.
+        OSError; ENOSPC when there is no room (`patient`: as for any writer, it is waited for)."""
         async with self._locks[row.gen]:
             try:
-                return await self._copy_locked(row.gen, patient=patient)
+                return await self._copy_locked(row.gen, target, patient=patient)
             finally:
                 if not self._locks[row.gen].statistics().tasks_waiting:
                     del self._locks[row.gen]
 
-    async def _copy_locked(self, gen: int, *, patient: bool) -> bool:
+    async def _copy_locked(self, gen: int, target: CacheDevice | None, *, patient: bool) -> bool:
         row = self._meta.generations.get(gen)
-        if row is None or row.device not in self.volatile:
+        if row is None or (target is None and row.device not in self.volatile):
             return row is not None
         reader = self._source(row)
         try:
-            return await self._copy_from(reader, row, patient=patient)
+            return await self._copy_from(reader, row, target, patient=patient)
         finally:
             os.close(reader)
 
@@ -367,9 +397,11 @@ class Spiller:
             return os.dup(opened.fd)
         return self._contents.device(row).open(row.file)
 
-    async def _copy_from(self, reader: int, row: GenerationRow, *, patient: bool) -> bool:
+    async def _copy_from(
+        self, reader: int, row: GenerationRow, target: CacheDevice | None, *, patient: bool
+    ) -> bool:
         gen, needed = row.gen, os.fstat(reader).st_blocks * BLOCK_UNIT
-        device = await self._target(row, needed)
+        device = target or self._target(row, needed)
         if device is None:
             return False
         ledger, before = self._ledgers[device.index], 0
@@ -390,7 +422,7 @@ class Spiller:
         finally:
             ledger.settle(wanted, 0)
 
-    async def _target(self, row: GenerationRow, needed: int) -> CacheDevice | None:
+    def _target(self, row: GenerationRow, needed: int) -> CacheDevice | None:
         if row.copy_device is not None and self._contents.devices[row.copy_device].healthy:
             return self._contents.devices[row.copy_device]
         ledger = self._placement.choose(needed, outlives=Level.PROCESS)

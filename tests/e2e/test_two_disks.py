@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.client import Client
-from tests.support.mounts import MountFactory
+from tests.support.mounts import MountFactory, poll
 
 pytestmark = pytest.mark.either_lane
 
@@ -24,11 +25,12 @@ OPTIONS = {"cache.size": "400MiB", "cache.meta_reserve": "1MiB", "flush.settle":
 class Disk:
     """An ext4 on a block device of its own."""
 
-    def __init__(self, image: Path, top: Path) -> None:
+    def __init__(self, image: Path, top: Path, size: int = 256) -> None:
+        """`size` in MiB."""
         self.top = top
         top.mkdir()
         with open(image, "wb") as file:
-            file.truncate(256 * MIB)
+            file.truncate(size * MIB)
         subprocess.run(["mkfs.ext4", "-q", image], check=True)
         subprocess.run(["mount", "-o", "loop", image, top], check=True)
         found = subprocess.check_output(["findmnt", "-no", "SOURCE", top], text=True).strip()
@@ -94,3 +96,54 @@ def test_the_one_that_spins_waits_until_it_is_needed(
     used = [each["used_bytes"] for each in mount.status()["cache"]["devices"]]
     assert used[0] == 0
     assert used[1] >= SHARDS * 6 * MIB
+
+
+@pytest.fixture
+def unequal(tmp_path: Path, after_mounts: ExitStack) -> list[Disk]:
+    """A small fast one, and a large one that spins."""
+    made = [Disk(tmp_path / f"{n}.img", tmp_path / f"d{n}", n) for n in (120, 500)]
+    for disk in made:
+        disk.spin(disk is made[1])
+        after_mounts.callback(disk.unmount)
+    return made
+
+
+def write_long(path: str, count: int, told: str) -> str:
+    """`count` MiB, a tenth of it on the disk already; the SHA-256."""
+    import hashlib
+    import os
+
+    whole, fd = hashlib.sha256(), os.open(path, os.O_RDWR | os.O_CREAT)
+    for number in range(count):
+        body = number.to_bytes(4, "big") * (1 << 18)
+        whole.update(body)
+        assert os.write(fd, body) == len(body)
+        if number == count // 10:
+            os.fsync(fd)
+            open(told, "w").close()
+    os.close(fd)
+    return whole.hexdigest()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_a_file_that_outgrows_its_disk_goes_on_on_the_other(
+    mounted: MountFactory, dir_store: Any, unequal: list[Disk], client: Client, tmp_path: Path
+) -> None:
+    """Nothing of it is sent away while there is room, and a daemon that dies loses nothing."""
+    told = tmp_path / "told"
+    options = {**OPTIONS, "cache.size": "500MiB"}
+    allow = ("ended unexpectedly", "set aside", "room|full")
+    mount = mounted(
+        dir_store, cache_dirs=[d.top / "cache" for d in unequal], options=options, allow=allow
+    )
+    writer = client.start(write_long, mount.path / "long.bin", 280, told)
+    poll(told.exists, 30)
+    mount.took_over(mount.kill_daemon())
+    written = writer.result(60)
+    used = [each["used_bytes"] for each in mount.status()["cache"]["devices"]]
+    assert used[1] >= 280 * MIB, used
+    assert mount.metric("cachefs_offloaded_bytes_total") == 0
+    poll(lambda: mount.status()["cache"]["devices"][0]["used_bytes"] == 0, 20)
+    mount.wait()
+    assert hashlib.sha256(dir_store.get("long.bin")).hexdigest() == written
