@@ -21,6 +21,7 @@ from cachefs.daemon.fetching import checksums, make_prefetcher
 from cachefs.daemon.keeping import HotTier
 from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.restraint import make_restraint
+from cachefs.daemon.roommaking import connect_offloader, connect_spiller
 from cachefs.daemon.session import BucketReader, StoreSession
 from cachefs.daemon.storage import Storage
 from cachefs.daemon.tasks import MetaSync, Syncer
@@ -303,8 +304,7 @@ def compose(
         sync_meta=sync_meta,
         is_kept=is_kept,
     )
-    connect_offloader(offloader, files, session, metrics)
-    offloader.roomier, offloader.move_on = spiller.roomier, spiller.move_on
+    connect_offloader(offloader, files, spiller, session, metrics)
     borrower = Borrower(
         meta,
         queue,
@@ -381,28 +381,6 @@ def compose(
     )
 
 
-def connect_spiller(spiller: Spiller, files: Files, lanes: LaneKeeper, metrics: Metrics) -> None:
-    """Tell those who have to know of it."""
-
-    def ask_always(opened: OpenInode) -> None:
-        files.note_changes()
-        for handle in files.table.handles_of(opened):
-            lanes.withdraw(handle)
-
-    def ask_less(opened: OpenInode) -> None:
-        for handle in files.table.handles_of(opened):
-            lanes.moved(handle)
-
-    spiller.before_move, spiller.after_move = ask_always, ask_less
-    spiller.on_spilled = metrics.counter("cachefs_spilled_bytes_total").inc
-    if spiller.active:
-        files.shelter = spiller.shelter
-        files.admission.move_away = spiller.move_open
-        files.must_move = spiller.must_flee
-    if isinstance(lanes, PassthroughLanes):
-        lanes.volatile = spiller.volatile
-
-
 def _complete(settings: Settings, meta: Meta) -> Complete:
     return Complete(
         meta,
@@ -412,16 +390,6 @@ def _complete(settings: Settings, meta: Meta) -> Complete:
         is_unordered=partial(names.matches, tuple(settings.order.unordered)),
         nodes=settings.checkpoint.nodes,
     )
-
-
-def connect_offloader(
-    offloader: Offloader, files: Files, session: StoreSession, metrics: Metrics
-) -> None:
-    """Tell those who have to know of it."""
-    files.admission.on_waiting, files.admission.is_made = offloader.kick, offloader.makes_room
-    offloader.note_changes = files.note_changes
-    offloader.can_copy = lambda: session.capabilities.copy_part if session.capabilities else None
-    offloader.on_offloaded = metrics.counter("cachefs_offloaded_bytes_total").inc
 
 
 def _refresher(
