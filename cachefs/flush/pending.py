@@ -198,9 +198,9 @@ class PendingEffects:
         self._remember(row, key, size)
         self._meta.db.after_commit(self.kick)
 
-    def _update(self, row: EffectRow) -> None:
+    def _update(self, row: EffectRow, key: str | None = None, size: int | None = None) -> None:
         self._meta.effects.save(row)
-        pending = self._pending(row)
+        pending = self._pending(row, key, size)
         self._order.update(pending)
         self.on_standing(row, pending.key)
         self._meta.db.after_commit(self.kick)
@@ -457,7 +457,7 @@ class PendingEffects:
     def _classify(
         self, kind: EffectKind, key: str, size: int, *, symlink: bool = False
     ) -> EffectClass:
-        known = self._meta.objects.get(key)
+        known = self._meta.objects.get(key) if kind == EffectKind.PUBLISH else None
         return classify(
             self._rules,
             kind=kind,

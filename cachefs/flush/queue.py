@@ -34,16 +34,31 @@ from cachefs.model.states import GenState
 __all__ = ["BLOCKED", "CONFLICTED", "PENDING", "EffectQueue"]
 
 
+_GONE = (None, False, False)
+"""What is known of an entry that there is not."""
+
+
 class _Copy(NamedTuple):
     """An entry whose object is to be copied to its new name."""
 
     dentry: DentryRow
     klass: EffectClass
     """By the new name."""
+    key: str
+    """The new name's."""
     before: int
     """The number that it had under the name before; 0: the bucket shows it as it was then."""
     shown_ns: int
     """Since when it does."""
+
+
+class _Moved(NamedTuple):
+    """An effect as it is under its entry's new name."""
+
+    row: EffectRow
+    klass: EffectClass
+    key: str
+    size: int
 
 
 class EffectQueue(Replaced):
@@ -199,9 +214,8 @@ class EffectQueue(Replaced):
                     self._drop_replaced(copy.dentry)
                 self._queue_relocate(copy, number)
         named = dentries if place is None else []  # The others have their numbers.
-        self._renumber(named, barriers=False)
         markers = [copy for copy in copies if copy.klass == EffectClass.BARRIER]
-        self._renumber(named, barriers=True, copies=markers, place=place)
+        self._renumber(named, copies=markers, place=place)
         if left_behind:
             number = self._number()
             for key, dentry_id in left_behind:
@@ -218,9 +232,7 @@ class EffectQueue(Replaced):
         """Two names were swapped: the bucket cannot, so both are published anew."""
         self._drop_replaced(one)
         self._drop_replaced(other)
-        dentries = [one.id, *self._below(one), other.id, *self._below(other)]
-        for barriers in (False, True):
-            self._renumber(dentries, barriers=barriers)
+        self._renumber([one.id, *self._below(one), other.id, *self._below(other)])
         pairs = ((one, other), (other, one))
         objects = {dentry.id: self._meta.objects.of_dentry(dentry.id) for dentry, _ in pairs}
         for dentry, partner in pairs:
@@ -245,50 +257,58 @@ class EffectQueue(Replaced):
         self,
         dentries: Iterable[int],
         *,
-        barriers: bool,
         copies: Sequence[_Copy] = (),
         place: int | None = None,
     ) -> None:
-        """Moved effects get numbers of their own, in the old order, and their class anew: those
-        that are barriers under the new name, or the others. `copies` stand among them, or at
-        `place`."""
+        """Moved effects get numbers of their own, in the old order, and their class anew: first
+        those that are no barriers under the new name, then the others. `copies`, which are
+        barriers, stand among these, or at `place`."""
         rows = [row for dentry in dentries for row in self.of_dentry(dentry)]
         showing = [e for e in rows if e.kind == EffectKind.PUBLISH or self.is_passing_copy(e)]
-        todo: list[_Copy | EffectRow] = [*copies, *showing]
-        for each in sorted(todo, key=_old_place):
-            if isinstance(each, _Copy):
-                self._queue_relocate(each, self._number() if place is None else place)
+        moved = [self._under_new_name(row) for row in sorted(showing, key=in_order)]
+        barriers = [each for each in moved if each.klass == EffectClass.BARRIER]
+        for each in moved:
+            if each.klass != EffectClass.BARRIER:
+                self._renumber_one(each)
+        todo: list[_Copy | _Moved] = [*copies, *barriers]
+        for one in sorted(todo, key=_old_place):
+            if isinstance(one, _Copy):
+                self._queue_relocate(one, self._number() if place is None else place)
             else:
-                self._renumber_one(each, barriers)
+                self._renumber_one(one)
 
-    def _renumber_one(self, row: EffectRow, barriers: bool) -> None:
-        klass = self._classify(EffectKind.PUBLISH, self.target_key(row) or "", self._size(row))
-        if (klass == EffectClass.BARRIER) != barriers:
-            return
-        row.klass, row.end = klass, self._number()
+    def _under_new_name(self, row: EffectRow) -> _Moved:
+        key, size = self.target_key(row) or "", self._size(row)
+        return _Moved(row, self._classify(EffectKind.PUBLISH, key, size), key, size)
+
+    def _renumber_one(self, moved: _Moved) -> None:
+        row = moved.row
+        row.klass, row.end = moved.klass, self._number()
         # Handing over who waits for it is safe only where it cannot close a circle.
-        if klass != EffectClass.DATA:
+        if row.klass != EffectClass.DATA:
             row.since = row.end
-        self._update(row)
+        self._update(row, moved.key, moved.size)
 
-    def _relocations(self, dentries: Iterable[int]) -> tuple[list[_Copy], list[tuple[str, int]]]:
+    def _relocations(self, dentries: Sequence[int]) -> tuple[list[_Copy], list[tuple[str, int]]]:
         """(entries whose objects are to be copied; old keys that are to go)."""
         wanted: list[_Copy] = []
         left_behind: list[tuple[str, int]] = []
+        entries = self._meta.dentries.many(dentries)
         for dentry_id in dentries:
             left_behind += self._sources_in_passing(dentry_id)
-            dentry = self._meta.dentries.by_id(dentry_id)
-            objects = self._meta.objects.of_dentry(dentry_id)
+            dentry, is_dir, is_shown = entries.get(dentry_id, _GONE)
+            # Others only lose objects on the way: who had none has none.
+            objects = self._meta.objects.of_dentry(dentry_id) if is_shown else []
             if dentry is None or not objects:
                 continue
-            key = self.key_of(dentry)
+            key = self.key_of(dentry, is_file=True) + ("/" if is_dir else "")
             left_behind += [(row.key, dentry_id) for row in objects if row.key != key]
             needed = self._needs_relocation(dentry, key, objects)
             before = self._drop_relocations(dentry_id)
             if needed:
                 klass = self._classify(EffectKind.PUBLISH, key, max(row.size for row in objects))
                 shown = max(row.mtime_ns for row in objects if not row.stale)
-                wanted.append(_Copy(dentry, klass, before, shown))
+                wanted.append(_Copy(dentry, klass, key, before, shown))
         return wanted, left_behind
 
     def _sources_in_passing(self, dentry: int) -> list[tuple[str, int]]:
@@ -326,7 +346,9 @@ class EffectQueue(Replaced):
             EffectRow(
                 0, EffectKind.RELOCATE, copy.dentry.id, None, None, copy.klass,
                 number, number, PENDING, None, now, now,
-            )
+            ),
+            copy.key,
+            0,
         )  # fmt: skip
 
     # -- the flusher's side -------------------------------------------------------------------
@@ -412,7 +434,7 @@ class EffectQueue(Replaced):
                     self._drop(effect)
 
 
-def _old_place(moved: _Copy | EffectRow) -> tuple[int, int]:
-    if not isinstance(moved, _Copy):
-        return in_order(moved)
+def _old_place(moved: _Copy | _Moved) -> tuple[int, int]:
+    if isinstance(moved, _Moved):
+        return in_order(moved.row)
     return (moved.before, 0 if moved.before else moved.shown_ns)

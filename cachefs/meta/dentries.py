@@ -11,6 +11,8 @@ from cachefs.meta.rows import DentryRow
 _COLUMNS = "id,parent,name,ino"
 _PATHS = 4096
 """Directory paths remembered."""
+_TOGETHER = 500
+"""Entries that one query asks for."""
 
 _SUBTREE = (
     "WITH RECURSIVE below(id,ino) AS ("
@@ -88,6 +90,35 @@ class Dentries:
     def below(self, ino: int) -> list[int]:
         """Numbers of every entry below directory `ino`, at any depth."""
         return [row[0] for row in self._db.all(f"{_SUBTREE} SELECT id FROM below", (ino,))]
+
+    def longest_below(self, ino: int) -> int:
+        """Bytes of the longest path below directory `ino`, seen from there; 0: there is none."""
+        row = self._db.one(
+            "WITH RECURSIVE below(ino,bytes) AS ("
+            " SELECT ino,length(name) FROM dentry WHERE parent=?"
+            " UNION ALL SELECT d.ino,b.bytes+1+length(d.name)"
+            " FROM dentry d JOIN below b ON d.parent=b.ino)"
+            " SELECT coalesce(max(bytes),0) FROM below",
+            (ino,),
+        )
+        return int(row[0]) if row else 0
+
+    def many(self, dentries: Sequence[int]) -> dict[int, tuple[DentryRow, bool, bool]]:
+        """(entry, whether it is a directory, whether the bucket shows it) of each of these numbers
+        that there is: one query for hundreds."""
+        found: dict[int, tuple[DentryRow, bool, bool]] = {}
+        for first in range(0, len(dentries), _TOGETHER):
+            some = dentries[first : first + _TOGETHER]
+            rows = self._db.all(
+                "SELECT d.id,d.parent,d.name,d.ino,(i.mode&61440)=16384,"
+                " EXISTS(SELECT 1 FROM object o WHERE o.dentry=d.id) FROM dentry d"
+                f" LEFT JOIN inode i ON i.ino=d.ino WHERE d.id IN ({','.join('?' * len(some))})",
+                some,
+            )
+            for *columns, is_dir, is_shown in rows:
+                entry = DentryRow(*columns)
+                found[entry.id] = (entry, bool(is_dir), bool(is_shown))
+        return found
 
     def files_below(self, ino: int) -> list[tuple[int, int]]:
         """(dentry, inode) of every regular file below directory `ino`."""

@@ -401,13 +401,8 @@ class Namespace(Attributes):
         if stat.S_ISDIR(self.get(moved.ino).mode):
             if self._meta.dentries.is_below(new_parent, moved.ino):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            below = self._longest_below(moved.ino)
+            below = self._meta.dentries.longest_below(moved.ino)
         self.check_new_name(new_parent, new_name, below)
-
-    def _longest_below(self, ino: int) -> int:
-        base = len(self._meta.dentries.directory_path(ino)) + 1
-        paths = (self._meta.dentries.path_of(each) for each in self._meta.dentries.below(ino))
-        return max((len(path) - base for path in paths if path is not None), default=0)
 
     def _check_replace(self, moved: DentryRow, target: DentryRow) -> None:
         moved_is_dir = stat.S_ISDIR(self.get(moved.ino).mode)
@@ -476,7 +471,7 @@ class Namespace(Attributes):
             is_dir = stat.S_ISDIR(row.mode)
             if is_dir and self._meta.dentries.is_below(place.parent, moved.ino):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-            below = self._longest_below(moved.ino) if is_dir else 0
+            below = self._meta.dentries.longest_below(moved.ino) if is_dir else 0
             self.check_new_name(place.parent, place.name, below)
             if not self._can_exchange(moved, row):
                 raise OSError(errno.EINVAL, "what the bucket holds cannot be exchanged")

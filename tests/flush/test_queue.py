@@ -354,3 +354,24 @@ def test_what_was_read_anew_after_a_rollback_is_what_counts(desk: Desk) -> None:
         assert [(each.state, each.error) for each in queue.effects.values()] == [
             (BLOCKED, "second")
         ]
+
+
+@pytest.mark.parametrize(("shown", "most"), [(False, 7), (True, 10)], ids=["pending", "shown"])
+def test_renaming_a_directory_asks_little_for_each_entry(
+    desk: Desk, shown: bool, most: int
+) -> None:
+    """All else waits while one of a hundred thousand entries is renamed."""
+    folder, count = desk.entry("old", mode=stat.S_IFDIR | 0o755), 200
+    for number in range(count):
+        entry = desk.entry(f"f{number}", folder.ino)
+        if shown:
+            row = ObjectRow(f"old/f{number}", entry.id, "etag", 5, None, None, None, None, 0)
+            desk.meta.objects.put(row)
+        else:
+            desk.seal(entry)
+    asked: list[str] = []
+    desk.meta.db._db.set_trace_callback(asked.append)
+    desk.rename(folder, "new")
+    desk.meta.db._db.set_trace_callback(None)
+    assert len(desk.queue.effects) == (2 if shown else 1) * count
+    assert len(asked) <= most * count

@@ -37,6 +37,30 @@ def object_of(key: str, dentry: int | None, stale: int = 0) -> ObjectRow:
     return ObjectRow(key, dentry, "etag", 5, HIGH, 1, None, None, 0, stale)
 
 
+def test_the_longest_path_below_a_directory(meta: Meta) -> None:
+    _, top = add(meta, 1, b"top", DIRECTORY)
+    assert meta.dentries.longest_below(top) == 0
+    _, inner = add(meta, top, "inn\u00e9r".encode(), DIRECTORY)
+    add(meta, top, b"0123456")
+    assert meta.dentries.longest_below(top) == 7
+    add(meta, inner, b"0")
+    assert meta.dentries.longest_below(top) == len("inn\u00e9r/0".encode()) == 8
+    assert meta.dentries.longest_below(1) == 12
+
+
+def test_many_entries_at_once(meta: Meta) -> None:
+    """More than one query takes, and some that there are not."""
+    _, top = add(meta, 1, b"top", DIRECTORY)
+    numbers = [add(meta, top, b"%d" % number)[0] for number in range(600)]
+    meta.objects.put(object_of("top/7", numbers[7]))
+    found = meta.dentries.many([*numbers, 10_000])
+    assert list(found) == numbers
+    assert found[numbers[9]] == (meta.dentries.by_id(numbers[9]), False, False)
+    assert [number for number, (_, _, is_shown) in found.items() if is_shown] == [numbers[7]]
+    (entry,) = meta.dentries.of_inode(top)
+    assert meta.dentries.many([entry.id]) == {entry.id: (entry, True, False)}
+
+
 def test_a_piece_of_a_listing_costs_the_same_in_a_large_directory(meta: Meta) -> None:
     """Else listing a directory takes time by the square of its entries."""
     steps = 0
