@@ -306,7 +306,7 @@ class MetricsSettings(_Section):
     """The Prometheus endpoint."""
 
     listen: str = "127.0.0.1:9469"
-    """`host:port` (port 0: any free one) or `off`."""
+    """`host:port` (port 0: any free one, the same until the mount ends) or `off`."""
 
     @field_validator("listen")
     @classmethod

@@ -44,6 +44,7 @@ from cachefs.flush.client import StoreClient
 from cachefs.flush.movers import MoverPool, open_movers
 from cachefs.fuse import tap as taps
 from cachefs.fuse.smallfiles import NoSmallFiles, SmallFileMaker
+from cachefs.meta import Meta
 from cachefs.observe import runfiles
 from cachefs.observe.control import serve_control
 from cachefs.observe.metrics import Metrics
@@ -59,6 +60,7 @@ _LAST_MANIFESTS = 5.0
 """Seconds that the end of a mount gives to manifests of what has just become durable, and to the
 hidden objects that it was made of."""
 _EPOCH_AT = 12
+_METRICS_PORT = "metrics_port"
 _RECOGNITION = 1.5
 """Seconds that a mount waits for a store its cache knows, to be sure that it is the same."""
 
@@ -190,7 +192,7 @@ class Server:
             on_created=small.created,
         )
         operations.before_open = parts.prefetcher.before_open
-        address = self._metrics.serve(self._settings.metrics.address)
+        address = self._serve_metrics(parts.storage.meta)
         services = self._services(parts, tap, reason, address)
         join(operations, self._arguments.fuse_fd, tap, live=self._takes_over())
         lives = tap is not None and tap.is_takeover
@@ -214,6 +216,17 @@ class Server:
             pool.shut_down()
             nursery.cancel_scope.cancel()
         self._metrics.close()
+
+    def _serve_metrics(self, meta: Meta) -> str | None:
+        """Where metrics are. A free port (0) stays the mount's own: who reads them knows it."""
+        wanted, port = self._settings.metrics.address, meta.setting(_METRICS_PORT)
+        if wanted is not None and wanted[1] == 0 and port is not None and self._takes_over():
+            with suppress(MountError):  # Somebody else may have it by now.
+                return self._metrics.serve((wanted[0], int(port)))
+        address = self._metrics.serve(wanted)
+        if address is not None:
+            meta.set_setting(_METRICS_PORT, address.rpartition(":")[2])
+        return address
 
     def _small_files(self, parts: Parts, tap: taps.Tap | None) -> NoSmallFiles:
         """Take in those that the daemon before made last, and be ready to make more."""

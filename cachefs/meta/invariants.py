@@ -372,10 +372,11 @@ INVARIANTS = (
         "unreadable-number",
         "a setting that should be a number is none",
         "SELECT key||' is '||quote(value) FROM setting WHERE key IN ('schema_version','cache_size',"
-        "'next_inode','next_dentry','next_generation') AND (value='' OR value GLOB '*[^0-9]*')",
+        "'metrics_port','next_inode','next_dentry','next_generation')"
+        " AND (value='' OR value GLOB '*[^0-9]*')",
         (
-            "DELETE FROM setting WHERE key IN ('cache_size','next_inode','next_dentry',"
-            "'next_generation') AND (value='' OR value GLOB '*[^0-9]*')",
+            "DELETE FROM setting WHERE key IN ('cache_size','metrics_port','next_inode',"
+            "'next_dentry','next_generation') AND (value='' OR value GLOB '*[^0-9]*')",
         ),
     ),
     _counter("next_inode", "inode", "ino"),

@@ -160,6 +160,7 @@ def in_reserve(mount: Mount) -> int:
 @pytest.mark.either_lane
 def test_a_daemon_in_reserve_takes_over(mount: Mount, dir_store: Any) -> None:
     first = poll(lambda: in_reserve(mount), 60, what="a daemon in reserve")
+    metrics = mount.status()["metrics"]
     mount.took_over(mount.kill_daemon())
     assert mount.daemon_pid == first
     (mount.path / "f").write_bytes(b"by the second")
@@ -175,6 +176,7 @@ def test_a_daemon_in_reserve_takes_over(mount: Mount, dir_store: Any) -> None:
     os.kill(second, signal.SIGKILL)
     mount.took_over(mount.kill_daemon())
     assert mount.daemon_pid != second
+    assert mount.status()["metrics"] == metrics, "the same free port, whoever serves"
     assert (mount.path / "f").read_bytes() == b"by the second"
 
 
