@@ -230,7 +230,7 @@ class StatusReport:
         entries: list[dict[str, Any]] = []
         after = 0
         while True:
-            page = await self._services.namespace.entries(spot.row.ino, after, _PAGE)
+            page = await self._services.namespace.known_entries(spot.row.ino, after, _PAGE)
             entries += [self._entry(name, row) for _, name, row in page]
             await trio.lowlevel.checkpoint()
             if len(page) < _PAGE:

@@ -20,6 +20,7 @@ from cachefs.vfs.clock import bounded
 from cachefs.vfs.files import Files
 from cachefs.vfs.namespace import Caller, Namespace
 from cachefs.vfs.opened import Handle
+from cachefs.vfs.remote import may_be_symlink
 from cachefs.vfs.space import Space
 from cachefs.vfs.virtual import PREFIX, Inspector
 
@@ -27,6 +28,9 @@ _READDIR_BATCH = 64
 """Entries read ahead at a time; a kernel takes 20 to 180 of them with one request."""
 _DOT, _DOTDOT = 1, 2
 """Cookies of the two entries that every directory has; a dentry's is its number plus 2."""
+_UNKNOWN = pyfuse3.ModeT(0)
+"""Of an entry in a directory: readers are told DT_UNKNOWN, and Linux asks for it by name when
+somebody wants to know more (fuse_direntplus_link)."""
 _USER = b"user."
 _NAMESPACES = (b"user.", b"trusted.", b"security.", b"system.")
 
@@ -161,10 +165,12 @@ class CacheOperations(pyfuse3.Operations):
         while True:
             batch = await self._namespace.entries(ino, after, _READDIR_BATCH)
             for cookie, name, row in batch:
-                reply = pyfuse3.readdir_reply(
-                    token, pyfuse3.FileNameT(name), self._entry(row), cookie + _DOTDOT
-                )
-                if not reply:
+                entry = self._entry(row)
+                if may_be_symlink(row):
+                    entry.st_mode = _UNKNOWN
+                if not pyfuse3.readdir_reply(
+                    token, pyfuse3.FileNameT(name), entry, cookie + _DOTDOT
+                ):
                     return
             if len(batch) < _READDIR_BATCH:
                 return

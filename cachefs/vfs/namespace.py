@@ -155,8 +155,14 @@ class Namespace(Attributes):
             if len(rows) >= limit or directory.listed_ns is not None:
                 break
             await self._remote.list_more(directory)
-        if any(not row.attrs_known for _, _, row in rows):
-            await self._remote.know_all(row for _, _, row in rows)
+        return rows
+
+    async def known_entries(
+        self, ino: int, after: int, limit: int
+    ) -> list[tuple[int, bytes, InodeRow]]:
+        """As `entries`, of which no symlink is taken for a file."""
+        rows = await self.entries(ino, after, limit)
+        await self._remote.know_all(row for _, _, row in rows)
         return rows
 
     # -- checks -------------------------------------------------------------------------------

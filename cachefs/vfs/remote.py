@@ -3,8 +3,8 @@
 A directory is listed when something in it is first asked for; from then on the database answers,
 misses included, without a request, and `refreshing` keeps up with the bucket. An entry from a
 listing has a name, a size and a time; owner, mode and the rest need a request for its metadata,
-made when the entry is first looked at. Small objects are looked at already when their directory is
-read, since only they can be symlinks.
+made when the entry is first looked at. Whether a small object stands for a file or a symlink is not
+known before, so who reads a directory is told neither (`may_be_symlink`).
 
 Whatever the bucket says may be hostile: names that no filesystem could have are passed over, and a
 key that is a directory's name as well is hidden behind the directory.
@@ -269,9 +269,7 @@ class RemoteView:
 
     async def know_all(self, rows: Iterable[InodeRow]) -> None:
         """Ask for the metadata of those that may be symlinks, some at a time."""
-        await self._know_each(
-            row for row in rows if stat.S_ISREG(row.mode) and row.size <= SYMLINK_MAX
-        )
+        await self._know_each(row for row in rows if may_be_symlink(row))
 
     async def know_next(self, parent: int, dentry: int, row: InodeRow) -> None:
         """As `know`, for an entry that somebody looks at by name. Who goes through a directory
@@ -391,6 +389,11 @@ class RemoteView:
             path=path, key=source.key, etag=source.etag, size=source.size,
             present=ExtentSet.unpack(present), crc64=source.crc64,
         )  # fmt: skip
+
+
+def may_be_symlink(row: InodeRow) -> bool:
+    """Whether only the object's metadata can tell what a listed entry is."""
+    return not row.attrs_known and stat.S_ISREG(row.mode) and 0 < row.size <= SYMLINK_MAX
 
 
 def name_below(prefix: str, key: str) -> bytes | None:
