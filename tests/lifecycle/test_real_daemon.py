@@ -106,6 +106,7 @@ def mount_again(mount: Mount) -> None:
     mount.reread()
 
 
+@pytest.mark.either_lane
 def test_only_supervisor_and_daemon_hold_the_connection(mount: Mount) -> None:
     """A mover that kept it would keep a dead mount from ending."""
     holders = [
@@ -116,6 +117,7 @@ def test_only_supervisor_and_daemon_hold_the_connection(mount: Mount) -> None:
     assert holders == [mount.supervisor_pid, mount.daemon_pid]
 
 
+@pytest.mark.either_lane
 def test_processes_end_with_the_mount(mount: Mount) -> None:
     everybody = [mount.supervisor_pid, *family(mount.supervisor_pid)]
     assert len(everybody) >= 3
@@ -125,6 +127,7 @@ def test_processes_end_with_the_mount(mount: Mount) -> None:
     assert list(path.parent.glob(f"{path.stem}*")) == []
 
 
+@pytest.mark.either_lane
 def test_daemon_can_be_taken_over(mount: Mount) -> None:
     (mount.path / "f").write_bytes(b"x")
     assert takes_over(mount)
@@ -368,6 +371,7 @@ def test_takeover_switched_off(mounted: MountFactory, dir_store: Any, client: Cl
     assert (mount.path / "f0.bin").read_bytes() == b"x" * 5000
 
 
+@pytest.mark.either_lane
 def test_stopped_supervisor_does_not_matter(mount: Mount, client: Client) -> None:
     os.kill(mount.supervisor_pid, signal.SIGSTOP)
     try:
@@ -378,6 +382,7 @@ def test_stopped_supervisor_does_not_matter(mount: Mount, client: Client) -> Non
     poll(lambda: mount.status()["dirty_files"] == 0, 20)
 
 
+@pytest.mark.either_lane
 @pytest.mark.parametrize("verb", ["status", "wait", "unmount"])
 def test_stopped_daemon_is_told(mount: Mount, verb: str) -> None:
     """Within some seconds, in one line, with what to do; and it goes on as if nothing had been."""
