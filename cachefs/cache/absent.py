@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from cachefs.cache.apart import Apart
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.heartbeat import NoHeartbeat
 from cachefs.cache.system import DeviceKind
@@ -34,6 +35,7 @@ class AbsentDevice(CacheDevice):
         self._fs_type = 0
         self._files = f"{path}/absent"  # Never made: what may lie at `path` is somebody else's.
         self._heartbeat = NoHeartbeat(why)
+        self.apart = Apart(f"apart {path}", direct=True)
         self.closings = None
         self._sync_state = threading.Lock()
         self._unsynced: set[int] = set()

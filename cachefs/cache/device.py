@@ -7,9 +7,10 @@
     <directory>/salvaged/            what was set aside, for a person to look at; never counted
     <directory>/files/<xx>/<gen>     cache file of generation <gen>; <xx> is its low byte in hex
 
-Every call is a plain system call or two, made at once, and raises OSError. Whether to make it on
-the event loop's thread or in another is the caller's choice by `direct_ok`. Only the constructor
-raises `CacheError`, a message for people; `DeviceMissing` where its disk seems not to be there.
+Every call is a plain system call or two, made at once, and raises OSError. What may wait for the
+disk, which is all but the `fstat` of a descriptor, the event loop makes by `apart`. Only the
+constructor raises `CacheError`, a message for people; `DeviceMissing` where its disk seems not to
+be there.
 
 Threads: any. The one piece of shared state, which directory entries are not yet synced, has a lock
 that is never held over a system call.
@@ -21,13 +22,14 @@ import errno
 import os
 import stat
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from cachefs.cache import identity, lease, marks, system
+from cachefs.cache.apart import Apart
 from cachefs.cache.claiming import claim, make_top, unusable
 from cachefs.cache.clone import CloneMethod, clone_file
 from cachefs.cache.closings import Closed, Closings, open_table
@@ -37,8 +39,6 @@ from cachefs.failpoints import Point, reach
 from cachefs.model.survival import Level
 
 AdoptMethod = Literal["link", "reflink", "copy"]
-
-T = TypeVar("T")
 
 SALVAGED = "salvaged"
 """Directory for what no metadata describes and what may be data all the same."""
@@ -110,10 +110,13 @@ class CacheDevice:
         status = self.directory.stat()
         self._identity = (status.st_dev, status.st_ino)
         self._heartbeat = Heartbeat(self.directory / "heartbeat", self._check_present)
+        self.apart = Apart(f"apart {self.directory}", direct=self.in_memory)
+        """Makes the calls that may wait for the disk."""
 
     def close(self) -> None:
         """Give the directory up; never waits for the device. Idempotent."""
         self._heartbeat.stop()
+        self.apart.stop()
         if self.closings is not None:
             self.closings.close()
         self._lock.release()
@@ -171,9 +174,9 @@ class CacheDevice:
 
     @property
     def direct_ok(self) -> bool:
-        """Whether calls may be made on the event loop's thread.
+        """Whether it has answered quickly of late: nobody is to be kept from it.
 
-        The device has answered quickly of late.
+        That tells nothing of the next call, which may be the first one to hang.
         """
         quick = self._heartbeat.quick
         return self.healthy if self.in_memory else quick  # memory never stalls, processors do
@@ -202,23 +205,8 @@ class CacheDevice:
 
     @property
     def slow_total(self) -> int:
-        """Beats and direct calls that were too slow so far."""
+        """Beats that were too slow so far."""
         return self._heartbeat.slow_total
-
-    def note_direct(self, seconds: float) -> None:
-        """Tell how long a call on the event loop's thread took.
-
-        A slow one ends `direct_ok` for a while.
-        """
-        self._heartbeat.note(seconds)
-
-    def direct(self, call: Callable[..., T], *args: object) -> T:
-        """`call(*args)`, timed for `note_direct`."""
-        started = time.monotonic()
-        try:
-            return call(*args)
-        finally:
-            self._heartbeat.note(time.monotonic() - started)
 
     def _check_present(self) -> None:
         """ENODEV when the path no longer leads to the locked directory (unmounted, replaced)."""
@@ -435,21 +423,25 @@ class CacheDevice:
 
     def mark_closed(self, gen: int, fd: int) -> None:
         """Note that a program closed an open cache file; see `was_closed`."""
-        status = os.fstat(fd)
-        like = Closed(status.st_mtime_ns, status.st_size)
-        if self.closings is None or not self.closings.note(gen, like):
-            marks.mark_closed(fd, like)
-        reach(Point.FILE_AFTER_CLOSED_MARK)
+        if not self.note_closed(gen, fd):
+            marks.mark_closed(fd, _like(fd))
+
+    def note_closed(self, gen: int, fd: int) -> bool:
+        """The same, where that waits for no disk; False: there it cannot be noted."""
+        return self.closings is not None and self.closings.note(gen, _like(fd))
 
     def written(self, gen: int) -> None:
         """The last writer of a cache file is gone, and that is recorded."""
         if self.closings is not None:
             self.closings.drop(gen)
 
-    @staticmethod
-    def mark_path(fd: int, path: bytes) -> None:
-        """Note on an open cache file whose it is, for when the database is lost."""
-        marks.mark_path(fd, path)
+    def mark_path(self, gen: int, path: bytes) -> None:
+        """Note on a cache file, soon, whose it is, for when the database is lost."""
+        self.apart.later(partial(marks.mark_path, self.path(gen), path))
+
+    def let_go(self, fd: int) -> None:
+        """Close a descriptor of a cache file, soon. That may give back its space."""
+        self.apart.later(partial(os.close, fd))
 
     def was_closed(self, gen: int) -> bool:
         """Whether a program closed the cache file and nothing was written to it after that.
@@ -467,6 +459,11 @@ class CacheDevice:
         See `cache.lease`. LeaseUnsupported.
         """
         return lease.writer_open(self.path(gen))
+
+
+def _like(fd: int) -> Closed:
+    status = os.fstat(fd)
+    return Closed(status.st_mtime_ns, status.st_size)
 
 
 def _fsync_directory(path: str) -> None:

@@ -110,10 +110,10 @@ class SpaceLedger:
     def free(self) -> int:
         """Bytes free on the filesystem, as of two seconds ago at most.
 
-        While the device is slow only `poll` reads it: this is asked on the event loop.
+        Of a disk only `poll` reads it: this is asked on the event loop, which never waits.
         """
-        if self._clock() >= self._free_until and self.device.direct_ok:
-            self._set_free(self.device.direct(self.device.free_bytes))
+        if self._clock() >= self._free_until and self.device.in_memory:
+            self._set_free(self.device.free_bytes())
         return max(0, self._free)
 
     def _set_free(self, nbytes: int) -> None:

@@ -31,12 +31,12 @@ def closed(path: str) -> Closed | None:
     return Closed(*_LIKE.unpack(mark)) if len(mark) == _LIKE.size else None
 
 
-def mark_path(fd: int, path: bytes) -> None:
-    """Note on an open cache file the path, below the mount, that it is closed under. Some 5 us."""
+def mark_path(file: str, path: bytes) -> None:
+    """Note on a cache file the path, below the mount, that it was closed under."""
     try:
-        os.setxattr(fd, _PATH, path)
+        os.setxattr(file, _PATH, path)
     except OSError:
-        pass  # then only the database knows
+        pass  # Then only the database knows, or it is gone.
 
 
 def path_of(path: str | Path) -> bytes | None:

@@ -34,8 +34,8 @@ _PAUSE = (
 
 log = structlog.get_logger()
 
-Candidate = tuple[int, int, int]
-"""Generation, bytes that its cache file allocates, time of its last use (any unit)."""
+Candidate = tuple[int, int]
+"""Generation, time of its last use (any unit)."""
 
 
 class EvictionSource(Protocol):
@@ -132,9 +132,9 @@ class Reaper:
 
     async def _evict(self, ledger: SpaceLedger, goal: int) -> int:
         """Evict oldest uses until `goal` bytes are free or nothing is left that may go."""
-        offered = sorted(self._source.candidates(ledger.device.index), key=lambda each: each[2])
+        offered = sorted(self._source.candidates(ledger.device.index), key=lambda each: each[1])
         freed = 0
-        for gen, _bytes, _last_use in offered:
+        for gen, _last_use in offered:
             if freed >= goal:
                 break
             freed += await self._evict_one(ledger, gen, goal - freed)

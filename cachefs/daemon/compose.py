@@ -193,7 +193,7 @@ def compose(
     contents.checksum = lambda path, size: client.checksum(FileRange(path, 0, size))
     contents.fetched = checksums(client)
     contents.on_damaged = damage_reporter(metrics)
-    leaving = Leaving(sync_meta, contents.remove, lasting=lasting)
+    leaving = Leaving(sync_meta, contents, lasting=lasting)
     contents.leave = leaving.add
     namespace = Namespace(
         meta, queue, remote, prefix_bytes=len(prefix.encode()), uid=owner[0], gid=owner[1]
@@ -318,7 +318,7 @@ def compose(
     rewriter.borrow = borrower.borrow
     borrower.can_copy = lambda: offloader.can_copy()
     if tap is not None:
-        offloader.held_up = tap.left
+        offloader.held_up = spiller.held_up = tap.left
     publisher.on_assembled = contents.on_assembled = streams.released
     recovery = Recovery(
         meta,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -45,6 +46,7 @@ from cachefs.flush.movers import MoverPool, open_movers
 from cachefs.fuse import tap as taps
 from cachefs.fuse.smallfiles import NoSmallFiles, SmallFileMaker
 from cachefs.meta import Meta
+from cachefs.observe import log as logs
 from cachefs.observe import runfiles
 from cachefs.observe.control import serve_control
 from cachefs.observe.metrics import Metrics
@@ -99,11 +101,14 @@ class Server:
             if tap is not None and not failpoints.ARMED:
                 tap.answer_briefly()
             reason = "" if tap is not None else str(loaded)
+            if storage.shares_disk(sys.stderr.fileno()):
+                logs.write_apart()
             trio.run(self._main, storage, tap, reason)
         except BaseExceptionGroup as group:
             raise _cause(group) from group
         finally:
             storage.close()
+            logs.finish()
         return self._code
 
     # -- start --------------------------------------------------------------------------------
@@ -310,6 +315,7 @@ class Server:
             parts.hot.run,
             Foresight(services).run,
             parts.leaving.run,
+            parts.contents.fresh.run,
             parts.snapshots.run,
             parts.publisher.decay.run,
             parts.restraint.run,
@@ -395,10 +401,10 @@ class Server:
         log.info("ending", reason=self._reason)
         if self._reason == "upgrade" and tap is not None:
             await self._quiesce(tap)
-            await self._stop_small(small)
+            await self._stop_making(services, small)
             self._code = UPGRADE
         else:
-            await self._stop_small(small)
+            await self._stop_making(services, small)
             remaining = await self._drain(services)
             with trio.move_on_after(_LAST_MANIFESTS), suppress(StoreError):
                 await services.commits.write_due()
@@ -411,11 +417,12 @@ class Server:
         except (OSError, sqlite3.Error) as error:
             log.error("the database could not be synced", reason=str(error))
 
-    async def _stop_small(self, small: NoSmallFiles) -> None:
+    async def _stop_making(self, services: Services, small: NoSmallFiles) -> None:
         try:
             await small.stop()
         except (OSError, sqlite3.Error) as error:
             log.error("new files stay in the journal", reason=str(error))
+        await services.contents.fresh.stop()
 
     async def _drain(self, services: Services) -> Remaining:
         timeout = self._settings.flush.drain_timeout

@@ -9,6 +9,7 @@ represented by an `AbsentDevice`: what only that one has is reported, everything
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -68,6 +69,11 @@ class Storage:
             files = f"; {lost} files of it are not in the store" if lost else ""
             told.append(f"the cache device {device.directory} is missing: {device.failure}{files}")
         return told
+
+    def shares_disk(self, fd: int) -> bool:
+        """Whether a file is on the disk of a cache device, and stalls with it."""
+        disks = {os.stat(each.directory).st_dev for each in self.devices if not each.apart.direct}
+        return os.fstat(fd).st_dev in disks
 
     def close(self) -> None:
         """Give everything up."""

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator
 
 import structlog
 
+from cachefs.cache.fresh import write_time
 from cachefs.daemon.services import Services
 from cachefs.fuse.lanes import tell_of_writer
 from cachefs.fuse.tap import Opcode, OpenHandle, Poisoned, Tap
@@ -144,7 +145,17 @@ def _open_inode(
         return None
     status = os.fstat(fd)
     lane = Lane.PASSTHROUGH if passthrough else Lane.TRACKED
-    opened = OpenInode(inode.ino, gen, device, fd, lane, status.st_size, status.st_mtime_ns)
+    written_ns = write_time(status, inode.mtime_ns)
+    opened = OpenInode(
+        inode.ino,
+        gen,
+        device,
+        fd,
+        lane,
+        status.st_size,
+        written_ns,
+        untouched_ns=status.st_mtime_ns,
+    )
     opened.writing = gen.state == GenState.OPEN
     opened.orphaned = inode.nlink == 0
     opened.privileged = has_privileges(inode.mode)
@@ -155,6 +166,4 @@ def _open_inode(
         opened.size, opened.mtime_ns = inode.size, inode.mtime_ns
     elif not opened.writing:
         opened.mtime_ns = inode.mtime_ns
-    elif not opened.size:
-        opened.born_ns = inode.mtime_ns
     return opened

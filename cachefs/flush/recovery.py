@@ -31,6 +31,7 @@ import structlog
 
 from cachefs.cache.absent import AbsentDevice
 from cachefs.cache.device import CacheDevice
+from cachefs.cache.fresh import write_time
 from cachefs.cache.lease import LeaseUnsupported
 from cachefs.cache.system import boot_id
 from cachefs.errors import Refused
@@ -215,10 +216,9 @@ class Recovery:
             return  # Held for that reason.
         row.size = status.st_size
         if inode is not None and inode.gen == row.gen:
-            mtime_ns = status.st_mtime_ns
-            if not status.st_size:  # made ahead, the cache file may be older than the file
-                mtime_ns = max(mtime_ns, inode.mtime_ns)
-            self._meta.inodes.set_content(inode.ino, status.st_size, status.st_blocks, mtime_ns)
+            self._meta.inodes.set_content(
+                inode.ino, status.st_size, status.st_blocks, write_time(status, inode.mtime_ns)
+            )
 
     def _seal(self, row: GenerationRow, inode: InodeRow | None) -> None:
         """As the last close would have done."""

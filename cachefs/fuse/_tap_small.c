@@ -99,7 +99,7 @@ static int64_t nanoseconds(const struct timespec *time)
 /* Twice, as in cachefs.vfs.clock: a time that no other file bears. Where the kernel tells changes
  * apart (Linux 6.13 or newer) it is a moment earlier than what it stamps others with from now on, the
  * first write to this file among them. The disk is not asked: the cache file is older, which is
- * known (OpenInode.born_ns). */
+ * known (OpenInode.untouched_ns). */
 static bool stamp(int64_t *time)
 {
     struct stat first, second;

@@ -16,7 +16,7 @@ from cachefs.fuse.listings import Listings
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.model.objectmeta import XATTR_LIMIT, encode_xattrs
-from cachefs.vfs.clock import bounded
+from cachefs.vfs.clock import bounded, now_ns
 from cachefs.vfs.files import Files
 from cachefs.vfs.namespace import Caller, Namespace
 from cachefs.vfs.opened import Handle
@@ -332,10 +332,10 @@ class CacheOperations(pyfuse3.Operations):
         if fields.update_size:
             await self._files.truncate(inode, attr.st_size, fh)
         if fields.update_atime or fields.update_mtime or _names_owner_or_mode(fields):
-            self._set_attributes(inode, attr, fields, atime_now, mtime_now)
+            await self._set_attributes(inode, attr, fields, atime_now, mtime_now)
         return self._entry_of(inode)
 
-    def _set_attributes(
+    async def _set_attributes(
         self,
         inode: int,
         attr: pyfuse3.EntryAttributes,
@@ -343,11 +343,11 @@ class CacheOperations(pyfuse3.Operations):
         atime_now: bool,
         mtime_now: bool,
     ) -> None:
-        now = self._namespace.change_time(inode)
+        now = now_ns()
         atime = now if atime_now else bounded(attr.st_atime_ns) if fields.update_atime else None
         mtime = now if mtime_now else bounded(attr.st_mtime_ns) if fields.update_mtime else None
         if mtime is not None:
-            self._files.set_mtime(inode, mtime, atime if atime is not None else mtime)
+            await self._files.set_mtime(inode, mtime, atime if atime is not None else mtime)
         self._namespace.set_attributes(
             inode,
             mode=attr.st_mode if fields.update_mode else None,
@@ -433,7 +433,7 @@ class CacheOperations(pyfuse3.Operations):
     @guarded
     async def flush(self, fh: int) -> None:
         """Not the last close: a forked child's exit sends one while its parent writes on."""
-        self._files.closing(fh)
+        await self._files.closing(fh)
 
     @guarded
     async def release(self, fh: int) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Literal
 
 from cachefs.observe.plain import structlog
@@ -29,6 +31,8 @@ _SECRET_TEXT = re.compile(
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _HEADER_LOGGERS = ("botocore", "boto3", "urllib3", "s3transfer", "awscrt")
 _HIDDEN = "[hidden]"
+_PATIENCE = 2.0
+"""Seconds for which somebody waits for the log to be written who is about to end."""
 
 
 def configure(
@@ -65,6 +69,59 @@ def configure(
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+
+
+def write_apart() -> None:
+    """From now on lines are written by a thread: nobody who logs waits for the disk of the log."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, logging.StreamHandler):
+            root.removeHandler(handler)
+            root.addHandler(_Apart(handler))
+
+
+def finish() -> None:
+    """Return when all has been written, or cannot be for now."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+class _Apart(logging.Handler):
+    """Hands lines on, in order, to a handler that may wait. Its thread is never joined: a write
+    that hangs in the kernel must not keep the process."""
+
+    def __init__(self, to: logging.StreamHandler[Any]) -> None:
+        super().__init__(to.level)
+        self._to = to
+        self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        threading.Thread(target=self._write, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Format it here: what it tells of may change."""
+        try:
+            self._lines.put(self._to.format(record))
+        except Exception:
+            self.handleError(record)
+        if record.levelno >= logging.CRITICAL:  # The end may be near.
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait for a while until all has been written."""
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(_PATIENCE)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            if isinstance(line, threading.Event):
+                line.set()
+                continue
+            try:
+                self._to.stream.write(line + self._to.terminator)
+                self._to.flush()
+            except (OSError, ValueError):
+                pass  # A full disk, or a log that was closed: as little as can be said of it here.
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:

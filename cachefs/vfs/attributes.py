@@ -25,8 +25,6 @@ class Attributes:
         self._meta = meta
         self._queue = queue
         self._remote = remote
-        self.change_time: Callable[[int], int] = lambda ino: now_ns()
-        """The time, in ns, of a change of an inode's that is made now."""
         self.gone: dict[int, None] = {}
         """Inodes that others' changes of the bucket have removed lately."""
 
@@ -51,7 +49,7 @@ class Attributes:
         mtime_ns: int | None = None,
         ctime_ns: int | None = None,
     ) -> InodeRow:
-        """Change what is given; `ctime_ns`: when that is, a `change_time` of the inode. Published
+        """Change what is given; `ctime_ns`: when that is, a time of `clock.now_ns`. Published
         objects get their new attributes in time."""
         row = self.get(ino)
         if mode is not None:
@@ -62,7 +60,7 @@ class Attributes:
         row.gid = gid if gid is not None else row.gid
         row.atime_ns = atime_ns if atime_ns is not None else row.atime_ns
         row.mtime_ns = mtime_ns if mtime_ns is not None else row.mtime_ns
-        row.ctime_ns = ctime_ns if ctime_ns is not None else self.change_time(ino)
+        row.ctime_ns = ctime_ns if ctime_ns is not None else now_ns()
         row.attrs_known = 1
         with self._meta.transaction(Change.SETATTR):
             self._meta.inodes.save(row)
@@ -105,7 +103,7 @@ class Attributes:
         return True
 
     def _change_xattr(self, row: InodeRow, change: Callable[[], object]) -> None:
-        row.ctime_ns = self.change_time(row.ino)
+        row.ctime_ns = now_ns()
         with self._meta.transaction(Change.SETXATTR):
             change()
             self._meta.inodes.save(row)
@@ -116,7 +114,7 @@ class Attributes:
         row = self.get(ino)
         mode = without_privileges(row.mode)
         if mode != row.mode:
-            row.mode, row.ctime_ns = mode, self.change_time(ino)
+            row.mode, row.ctime_ns = mode, now_ns()
             self._meta.inodes.save(row)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import structlog
 import trio
@@ -124,10 +125,10 @@ class Borrower:
     ) -> None:
         device, file, size = opened.device, self._contents.new_file_number(), opened.size
         try:
-            await trio.to_thread.run_sync(_make, opened.fd, device, file, tail, size)
-            fd = device.open(file, os.O_RDWR)
+            make = partial(_make, opened.fd, device, file, tail, size, opened.mtime_ns)
+            fd = await device.apart.run(make)
         except BaseException:
-            device.remove(file)
+            device.apart.later(partial(device.remove, file))
             raise
         self._contents.account(opened)
         dirty = ExtentSet()
@@ -138,26 +139,27 @@ class Borrower:
             self._meta.spans.adopt(gen.gen, spans)
             self._meta.inodes.set_gen(opened.ino, gen.gen)
             self._contents.unreferenced(old.gen)
-        # In place: a read that is under way in a thread goes on with the same number, and is made
-        # anew, since something has left the cache.
-        os.dup2(fd, opened.fd, inheritable=False)
-        os.close(fd)
-        clock.begin(opened.fd, opened.mtime_ns)
+        opened.switch(fd)  # A read that is under way is made anew: something has left the cache.
         opened.gen, opened.dirty, opened.writing, opened.accounted = gen, dirty, True, 0
+        opened.untouched_ns = os.fstat(opened.fd).st_mtime_ns
         self._streams.take_up(opened)
         self._contents.account(opened)
         log.info("a file that is larger than the cache is written to", inode=opened.ino)
 
 
-def _make(source: int, device: CacheDevice, file: int, tail: int, size: int) -> None:
-    """In a thread: a cache file with the end of a file only, on the disk. OSError."""
+def _make(source: int, device: CacheDevice, file: int, tail: int, size: int, mtime_ns: int) -> int:
+    """A cache file with the end of a file only, on the disk; returns a descriptor. Waits for the
+    disk. OSError."""
     fd = device.create(file)
     try:
         os.ftruncate(fd, size)
         for start in range(tail, size, _PIECE):
             write_all(fd, os.pread(source, min(_PIECE, size - start), start), start)
         os.fsync(fd)
-    finally:
+        device.sync_dir(file)
+        clock.begin(fd, mtime_ns)
+        reach(Point.BORROW_AFTER_FILE)
+    except BaseException:
         os.close(fd)
-    device.sync_dir(file)
-    reach(Point.BORROW_AFTER_FILE)
+        raise
+    return fd

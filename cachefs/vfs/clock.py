@@ -3,34 +3,41 @@
 An inode's times come from two sides: its cache file's, where the kernel stamps each write, and what
 is recorded here for a chmod, a link or a rename. The kernel's clock is one of ticks and lags behind
 time(2) by up to 10 ms; with times from there a write could seem older than the chmod before it, and
-rsync, make or git would miss it. So the kernel is asked for every time, by a change of a file.
+rsync, make or git would miss it. So the kernel is asked for every time, by changes of a file in
+memory, which never waits for a disk.
 
-From Linux 6.13 on a stamp that somebody has read is never given twice, so that each change is seen
-as one. Before that, two changes within a tick look like one, as on any local disk.
+From Linux 6.13 on a stamp that somebody has read is never given twice, and none that is given later
+on any file is older, so that each change is seen as one. Before that, two changes within a tick
+look like one, as on any local disk.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 
 _MODE = 0o600
-_STAMPED = os.memfd_create("cachefs-clock", os.MFD_CLOEXEC)
 
 
-def now_ns(fd: int = _STAMPED) -> int:
-    """A time later than any that a file bears, and, of the file behind `fd`, not later than that of
-    any write from now on. `fd` is a file of our own of mode 0600."""
-    _stamp(fd)
-    return _stamp(fd)  # The first may be one that another file bears.
+@functools.cache
+def _stamped() -> int:
+    return os.memfd_create("cachefs-clock", os.MFD_CLOEXEC)
 
 
-def begin(fd: int, mtime_ns: int | None = None) -> int:
-    """Give the file behind `fd`, ours from now on, the mtime `mtime_ns` or that of now. Returns it;
-    the next write's is later than either."""
-    mtime_ns = now_ns() if mtime_ns is None else mtime_ns
+def now_ns() -> int:
+    """A time later than any that a file bears, and earlier than that of any write from now on."""
+    fd = _stamped()
+    _stamp(fd)  # This may be one that another file bears,
+    now = _stamp(fd)
+    _stamp(fd)  # and this one that the next write gets.
+    return now
+
+
+def begin(fd: int, mtime_ns: int) -> None:
+    """Give the file behind `fd`, ours from now on, the mtime `mtime_ns`; the next write's is later.
+    Waits for the disk. OSError."""
     os.utime(fd, ns=(mtime_ns, mtime_ns))
     os.fstat(fd)  # The time of that has been read: the next write gets another one.
-    return mtime_ns
 
 
 def _stamp(fd: int) -> int:

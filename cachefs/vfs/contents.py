@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.filler import Fill, Filler
+from cachefs.cache.fresh import FreshFile, FreshFiles, reopened
 from cachefs.cache.placement import Placement
 from cachefs.errors import StoreError
 from cachefs.failpoints import Change, Point, reach
-from cachefs.flush.queue import BLOCKED, PENDING, EffectQueue
+from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow, InodeRow, ObjectRow
 from cachefs.model.extents import ExtentSet
 from cachefs.model.states import GenState
 from cachefs.vfs import clock
-from cachefs.vfs.endings import Endings
 from cachefs.vfs.fetchroom import FetchRoom
 from cachefs.vfs.lanes import LaneKeeper
-from cachefs.vfs.opened import Lane, OnDisk, OpenInode, Stream, open_cache_file
+from cachefs.vfs.opened import Lane, OpenInode, Stream, open_cache_file
 from cachefs.vfs.remote import RemoteView
+from cachefs.vfs.sealing import Sealing
 
 _FETCH_STEP = 128 << 20
 
 
-class Contents(Endings):
+class Contents(Sealing):
     """Generations and cache files of the files that are opened, written and closed."""
 
     def __init__(
@@ -51,8 +54,9 @@ class Contents(Endings):
         self._remote = remote
         self._lanes = lanes
         self._last_file = meta.generations.last_file()
-        self.on_sealed: Callable[[int], None] = lambda gen: None
-        """Called with each generation that was sealed."""
+        self.fresh = FreshFiles(
+            self.new_file_number, lambda: lanes.wants(stat.S_IFREG, os.O_WRONLY)
+        )
         self.checksum: Callable[[str, int], Awaitable[int]] = _unknown
         """CRC64NVME of the first bytes of a file."""
         self.fetched: Callable[[Fill], Awaitable[int]] = _unknown
@@ -85,41 +89,53 @@ class Contents(Endings):
             raise OSError(errno.EIO, "no cache device is healthy")
         return ledger.device
 
-    def new_file(self, expected: int = 0) -> tuple[CacheDevice, int, int]:
-        """A new cache file where there is room for `expected` bytes: (device, its number there,
-        descriptor). A device that is found to have gone just now is passed over. OSError."""
+    async def new_file(self, expected: int = 0) -> FreshFile:
+        """A new cache file where there is room for `expected` bytes. A device that is found to have
+        gone just now is passed over. OSError."""
         while True:
-            device, file = self.place(expected), self.new_file_number()
+            device = self.place(expected)
             try:
-                return device, file, device.create(file)
+                return await self.fresh.take(device)
             except OSError:
-                device.look()
+                await device.apart.run(device.look)
                 if device.healthy:
                     raise
+
+    @asynccontextmanager
+    async def fresh_file(self, parent: int, *, passthrough: bool) -> AsyncIterator[FreshFile]:
+        """A cache file for a new file in a directory, which is not needed if that fails."""
+        fresh = await self.new_file(self._lanes.expected(parent) if passthrough else 0)
+        try:
+            yield fresh
+        except BaseException:
+            self.discard(fresh)
+            raise
 
     def create(
         self,
         inode: InodeRow,
         parent: int,
         link: Callable[[], object],
+        fresh: FreshFile,
         *,
         passthrough: bool,
     ) -> OpenInode:
         """An empty open generation for `inode` (new, or to be replaced), with one handle's worth of
         the passthrough lane if that is wanted and can be had.
 
-        `link` stores the inode, in the same transaction. Raises OSError from the device before
-        anything changed.
+        `link` stores the inode, in the same transaction.
         """
-        device, file, fd = self.new_file(self._lanes.expected(parent) if passthrough else 0)
+        device, file, fd = fresh.device, fresh.file, fresh.fd
         lane = Lane.TRACKED
         try:
             with self._meta.transaction(Change.CREATE):
                 inode.ino = inode.ino or self._meta.inodes.new_number()
-                if passthrough:
-                    fd, lane = self._try_passthrough(inode.ino, parent, device, file, fd)
+                if passthrough and self._lanes.grant_writer(inode.ino, parent, device, file, fd):
+                    lane = Lane.PASSTHROUGH
+                else:
+                    fresh.make_writable()
                 gen = self.add_generation(inode.ino, device, file, lane)
-                inode.mtime_ns = inode.ctime_ns = clock.begin(fd)
+                inode.mtime_ns = inode.ctime_ns = clock.now_ns()
                 previous, inode.gen, inode.size, inode.blocks = inode.gen, gen.gen, 0, 0
                 link()
                 if previous is not None:
@@ -128,32 +144,27 @@ class Contents(Endings):
             if lane is Lane.PASSTHROUGH:
                 self._lanes.leave(inode.ino)
                 self._lanes.writer_gone(device, file)
-            os.close(fd)
-            device.remove(file)
             raise
-        return OpenInode(inode.ino, gen, device, fd, lane, 0, inode.mtime_ns, writing=True)
+        return OpenInode(
+            inode.ino, gen, device, fd, lane, 0, inode.mtime_ns, writing=True,
+            untouched_ns=fresh.made_ns,
+        )  # fmt: skip
 
-    def _try_passthrough(
-        self, ino: int, parent: int, device: CacheDevice, file: int, fd: int
-    ) -> tuple[int, Lane]:
-        """(descriptor to keep, lane): read-only where the kernel is to write."""
-        reader = device.open(file, os.O_RDONLY)
-        if not self._lanes.grant_writer(ino, parent, device, file, reader):
-            os.close(reader)
-            return fd, Lane.TRACKED
-        os.close(fd)
-        return reader, Lane.PASSTHROUGH
+    def discard(self, fresh: FreshFile) -> None:
+        """A new cache file is not needed after all."""
+        fresh.device.let_go(fresh.fd)
+        self.leave(fresh.device, fresh.file)
 
     def try_reading_passthrough(self, opened: OpenInode) -> None:
         """Put a complete file that was just opened for reading into the passthrough lane."""
         if opened.fill is not None or opened.stream is not None or opened.writing or opened.handles:
             return
-        reader = opened.device.open(opened.gen.file, os.O_RDONLY)
+        reader = reopened(opened.fd, os.O_RDONLY)
         if self._lanes.grant_reader(opened.ino, reader):
-            os.close(opened.fd)
+            opened.device.let_go(opened.fd)
             opened.fd, opened.lane = reader, Lane.PASSTHROUGH
         else:
-            os.close(reader)
+            opened.device.let_go(reader)
 
     def add_generation(
         self,
@@ -186,32 +197,47 @@ class Contents(Endings):
         EIO: a dirty cache file was removed behind our back. ESTALE, EIO: the object is gone or out
         of reach.
         """
-        gen = self._meta.generations.get(inode.gen) if inode.gen is not None else None
-        if gen is not None:
+        while True:
+            gen = self._meta.generations.get(inode.gen) if inode.gen is not None else None
+            if gen is None:
+                return await self._open_remote(inode)
             try:
-                return self._open_cached(inode, gen)
+                opened = await self._open_cached(inode, gen)
             except OSError as err:
                 if not self._is_lost(gen, err):
                     raise
                 if gen.state == GenState.DURABLE:
                     self._forget_cached(inode, gen)
-                elif await self.rescue(gen.gen):
-                    return await self.open_current(inode)
-                else:
+                elif not await self.rescue(gen.gen):
                     raise OSError(errno.EIO, "the cache file of unsaved data is damaged") from err
-        return await self._open_remote(inode)
+            else:
+                if opened is not None:
+                    return opened
+            inode = self._as_it_is(inode)
+
+    def _as_it_is(self, inode: InodeRow) -> InodeRow:
+        """The inode after something was waited for. ENOENT: it is gone."""
+        now = self._meta.inodes.get(inode.ino)
+        if now is None:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return now
 
     def _is_lost(self, gen: GenerationRow, err: OSError) -> bool:
         """Whether the cache file is gone, rather than that descriptors or memory are."""
         return isinstance(err, FileNotFoundError) or not self.device(gen).healthy
 
-    def _open_cached(self, inode: InodeRow, gen: GenerationRow) -> OpenInode:
+    async def _open_cached(self, inode: InodeRow, gen: GenerationRow) -> OpenInode | None:
+        """None: meanwhile it has become another one."""
         device = self.device(gen)
         if not device.healthy and gen.state == GenState.DURABLE:
             raise FileNotFoundError(errno.ENOENT, "its cache device has failed")
-        fd = open_cache_file(device, gen.file)
+        fd = await device.apart.run(open_cache_file, device, gen.file)
+        reach(Point.OPEN_AFTER_CACHE_FILE)
+        if not device.apart.direct and not self._is_current(inode, gen):
+            device.let_go(fd)
+            return None
         if not _is_whole(fd, gen):
-            os.close(fd)
+            device.let_go(fd)
             raise FileNotFoundError(errno.ENOENT, "the cache file was cut short")
         opened = OpenInode(
             inode.ino, gen, device, fd, Lane.TRACKED, inode.size, inode.mtime_ns,
@@ -223,6 +249,10 @@ class Contents(Endings):
         opened.accounted = os.fstat(fd).st_blocks * BLOCK_UNIT
         self.fetches.take_up(opened, device.path(gen.file))
         return opened
+
+    def _is_current(self, inode: InodeRow, gen: GenerationRow) -> bool:
+        current = self._meta.inodes.get(inode.ino) == inode
+        return current and self._meta.generations.get(gen.gen) == gen
 
     def fill_for(self, inode: InodeRow, gen: GenerationRow) -> Fill:
         """The fill of a generation whose cache file does not hold all of its object yet."""
@@ -236,11 +266,11 @@ class Contents(Endings):
         inode.gen = None
 
     async def _open_remote(self, inode: InodeRow) -> OpenInode:
-        source = self._remote.object_of(inode)
-        device, file, fd = self.new_file(inode.size)
+        fresh = await self.new_file(inode.size)
+        device, file, fd = fresh.device, fresh.file, fresh.fd
         try:
-            os.ftruncate(fd, source.size)
-            reach(Point.OPEN_REMOTE_AFTER_FILE)
+            fresh.make_writable()
+            inode, source = await self._sized(fresh, fd, inode.ino)
             with self._meta.transaction(Change.OPEN_REMOTE):
                 gen = self.add_generation(
                     inode.ino, device, file, Lane.TRACKED, state=GenState.DURABLE,
@@ -249,8 +279,7 @@ class Contents(Endings):
                 self._meta.inodes.set_gen(inode.ino, gen.gen)
                 self._remote.is_now(source, gen.gen)
         except BaseException:
-            os.close(fd)
-            device.remove(file)
+            self.discard(fresh)
             raise
         inode.gen = gen.gen
         fill = self._remote.fill(inode, device.path(file), gen.present or b"")
@@ -262,6 +291,20 @@ class Contents(Endings):
         else:
             opened.read_once = self.on_fill(inode.ino)
         return opened
+
+    async def _sized(self, fresh: FreshFile, fd: int, ino: int) -> tuple[InodeRow, ObjectRow]:
+        """Give a new cache file the size of its object; both as they are then."""
+        size = 0
+        while True:
+            inode = self._meta.inodes.get(ino)
+            if inode is None:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+            source = self._remote.object_of(inode)
+            if source.size == size:
+                return inode, source
+            size = source.size
+            await fresh.device.apart.run(os.ftruncate, fd, size)
+            reach(Point.OPEN_REMOTE_AFTER_FILE)
 
     async def ensure(self, opened: OpenInode, start: int, end: int) -> None:
         """Return once the cache file holds [start, end) of the object's bytes."""
@@ -339,99 +382,18 @@ class Contents(Endings):
 
     # -- writing ------------------------------------------------------------------------------
 
-    def truncate(self, opened: OpenInode, size: int) -> None:
+    async def truncate(self, opened: OpenInode, size: int) -> None:
         """Set the size of a file whose generation is open for writing."""
         opened.refresh()
-        if opened.lane is Lane.PASSTHROUGH:
-            os.truncate(opened.device.path(opened.gen.file), size)
-            os.utime(opened.fd)  # an equal size moves no times there
-        else:
-            os.ftruncate(opened.fd, size)
-        reach(Point.TRUNCATE_AFTER_FILE)
+        before = opened.size
+        with opened.written_to():
+            await opened.device.apart.run(_truncate, opened, size)
         if opened.dirty is not None:
-            if size < opened.size:
+            if size < before:
                 opened.dirty.clip(size)
-            elif size > opened.size:
-                opened.dirty.add(opened.size, size)
+            elif size > before:
+                opened.dirty.add(before, size)
         opened.size = size
-
-    # -- closing ------------------------------------------------------------------------------
-
-    def seal(self, opened: OpenInode) -> None:
-        """The last writer is gone: the generation is complete and its publishing is due."""
-        status = os.fstat(opened.fd)
-        gen = opened.gen
-        opened.size = status.st_size
-        opened.mtime_ns = max(status.st_mtime_ns, opened.born_ns)
-        if self._is_unchanged(opened, gen):
-            self._seal_unchanged(opened, gen)
-            return
-        with self._meta.transaction(Change.SEAL):
-            gen.state, gen.size, gen.sealed_ns = GenState.SEALED, status.st_size, time.time_ns()
-            gen.dirty = opened.dirty.pack() if opened.dirty is not None else None
-            if opened.snapshot is not None:
-                gen.base, gen.dirty = opened.snapshot, since_snapshot(opened).pack()
-            gen.used_ns = gen.sealed_ns
-            unchanged = OnDisk(gen.gen, status.st_size, status.st_mtime_ns)
-            gen.synced = int(opened.on_disk == unchanged)
-            self._meta.generations.seal(gen)
-            if self._meta.inodes.set_content(
-                opened.ino, status.st_size, opened.blocks, opened.mtime_ns
-            ):
-                path = self.publish(opened.ino, gen)
-                if path is not None:
-                    opened.device.mark_path(opened.fd, path)
-        opened.writing = False
-        opened.device.written(gen.file)
-        self.account(opened)
-        self.on_sealed(gen.gen)
-
-    def _is_unchanged(self, opened: OpenInode, gen: GenerationRow) -> bool:
-        """Opened for writing, never written to, and the object holds all of it. Its times may have
-        changed (ftruncate to the size it had)."""
-        if opened.dirty is None or len(opened.dirty) or opened.size != gen.size:
-            return False
-        return self._object_of_base(gen) is not None
-
-    def _object_of_base(self, gen: GenerationRow) -> ObjectRow | None:
-        if gen.base is None:
-            return None
-        return next(iter(self._meta.objects.holding(gen.ino, gen.base)), None)
-
-    def _seal_unchanged(self, opened: OpenInode, gen: GenerationRow) -> None:
-        row = self._object_of_base(gen)
-        assert row is not None
-        with self._meta.transaction(Change.SEAL_UNCHANGED):
-            gen.state, gen.sealed_ns = GenState.DURABLE, time.time_ns()
-            self._meta.spans.release(gen, self.on_assembled)
-            self._meta.generations.save(gen)
-            row.gen = gen.gen
-            self._meta.objects.put(row)
-            blocks = os.fstat(opened.fd).st_blocks
-            self._meta.inodes.set_content(opened.ino, opened.size, blocks, opened.mtime_ns)
-            self._publish_attributes(opened.ino, gen)
-        opened.writing = False
-        opened.device.written(gen.file)
-
-    def _publish_attributes(self, ino: int, gen: GenerationRow) -> None:
-        """Attributes and names that changed while the file was open were to go out with its
-        content, and there is none."""
-        inode = self._meta.inodes.get(ino)
-        if inode is not None and inode.ctime_ns > gen.created_ns:
-            for dentry in self._meta.dentries.of_inode(ino):
-                self._queue.publish(dentry, None, inode.size)
-
-    def publish(self, ino: int, gen: GenerationRow) -> bytes | None:
-        """Queue the generation under every name of its inode; returns the path of one. Inside a
-        transaction."""
-        path = None
-        for dentry in self._meta.dentries.of_inode(ino):
-            self._queue.publish(dentry, gen.gen, gen.size)
-            path = path or self._meta.dentries.path(dentry.parent, dentry.name)
-        for effect in self._queue.of_gen(gen.gen):
-            if effect.state == BLOCKED:  # Somebody waits for the version that was given up.
-                self._queue.set_state(effect, PENDING, None)
-        return path
 
     def save_open(self, opened: OpenInode) -> None:
         """Write size and times of an open file to the database (fsync, stat after a crash)."""
@@ -448,9 +410,15 @@ class Contents(Endings):
         self.fetches.arrived(opened, grown)
 
     def remove(self, device: CacheDevice, file: int) -> None:
-        """Remove a cache file."""
+        """Remove a cache file. Waits for the disk."""
         self.fetches.count(device.path(file))
         super().remove(device, file)
+
+    async def remove_all(self, device: CacheDevice, files: Sequence[int]) -> None:
+        """Remove cache files; they count until they are gone."""
+        for file in files:
+            self.fetches.count(device.path(file))
+        await super().remove_all(device, files)
 
 
 async def _lost(gen: int) -> bool:
@@ -462,13 +430,14 @@ async def _unknown(*_: object) -> int:
     raise NotImplementedError
 
 
-def since_snapshot(opened: OpenInode) -> ExtentSet:
-    """What changed in an open file since its last snapshot."""
-    changed = ExtentSet()
-    start = min(opened.unsent, opened.snapshot_size)
-    if start < opened.size:
-        changed.add(start, opened.size)
-    return changed
+def _truncate(opened: OpenInode, size: int) -> None:
+    """Waits for the disk. OSError."""
+    if opened.lane is Lane.PASSTHROUGH:
+        os.truncate(opened.device.path(opened.gen.file), size)
+        os.utime(opened.fd)  # an equal size moves no times there
+    else:
+        os.ftruncate(opened.fd, size)
+    reach(Point.TRUNCATE_AFTER_FILE)
 
 
 def _is_whole(fd: int, gen: GenerationRow) -> bool:

@@ -72,10 +72,12 @@ class Endings:
         self._meta.db.after_commit(lambda: self.leave(device, file))
 
     def remove(self, device: CacheDevice, file: int) -> None:
-        """Remove a cache file."""
-        freed = device.allocated(file)
-        device.remove(file)
-        self.on_account(device, -freed)
+        """Remove a cache file. Waits for the disk."""
+        self.on_account(device, -_remove_files(device, [file]))
+
+    async def remove_all(self, device: CacheDevice, files: Sequence[int]) -> None:
+        """Remove cache files; they count until they are gone. OSError."""
+        self.on_account(device, -await device.apart.run(_remove_files, device, files))
 
     def _rebase(self, gone: GenerationRow) -> None:
         """What was to be copied from a generation that never got into the store is copied from that
@@ -103,3 +105,12 @@ class Endings:
                 if not self._queue.of_gen(row.gen):
                     self.drop(row)
             self._meta.inodes.remove(ino)
+
+
+def _remove_files(device: CacheDevice, files: Sequence[int]) -> int:
+    """Remove cache files; returns the bytes that they took. Waits for the disk. OSError."""
+    freed = 0
+    for file in files:
+        freed += device.allocated(file)
+        device.remove(file)
+    return freed

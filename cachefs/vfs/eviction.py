@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
+from cachefs.cache.device import CacheDevice
 from cachefs.failpoints import Change
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
@@ -28,10 +29,10 @@ class Eviction:
         table: OpenTable,
         contents: Contents,
         *,
-        sweep: Callable[[], Awaitable[None]],
+        sweep: Callable[[CacheDevice], Awaitable[None]],
         trimmer: Trimmer | None = None,
     ) -> None:
-        """`sweep` returns when the cache files that were given up are removed."""
+        """`sweep` returns when the cache files that a device gave up are removed."""
         self._meta = meta
         self._queue = queue
         self._table = table
@@ -43,18 +44,18 @@ class Eviction:
         self.on_leaving: Callable[[GenerationRow], None] = lambda row: None
         """Called in the transaction that lets a cache file go."""
 
-    def candidates(self, device: int) -> Iterable[tuple[int, int, int]]:
-        """(generation, bytes, last use) of what may be evicted from a device."""
+    def candidates(self, device: int) -> Iterable[tuple[int, int]]:
+        """(generation, last use) of what may be evicted from a device."""
         return list(self._candidates(device))
 
-    def _candidates(self, device: int) -> Iterator[tuple[int, int, int]]:
+    def _candidates(self, device: int) -> Iterator[tuple[int, int]]:
         found, after = 0, (-1, 0)
         while found < _LOOK_AT and (rows := self._meta.generations.durable(device, _BATCH, after)):
             after = rows[-1].used_ns, rows[-1].gen
             for row in rows:
                 if self.keeps(row) is None:
                     found += 1
-                    yield row.gen, self._contents.device(row).allocated(row.file), row.used_ns
+                    yield row.gen, row.used_ns
 
     def keeps(self, row: GenerationRow) -> str | None:
         """Why one may not go: `dirty`, `open`, `uncopied` or `pinned`; None when it may."""
@@ -86,7 +87,11 @@ class Eviction:
         row = self._meta.generations.get(gen)
         if row is None or self.keeps(row) is not None:
             return 0
-        freed = self._contents.device(row).allocated(row.file)
+        device = self._contents.device(row)
+        freed = await device.apart.run(device.allocated, row.file)
+        row = self._meta.generations.get(gen)
+        if row is None or self.keeps(row) is not None:
+            return 0
         if goal is not None and self._trimmer is not None and freed > max(HUGE, 2 * goal):
             return await self._trimmer.trim_closed(gen, goal, self.on_leaving)
         with self._meta.transaction(Change.EVICT):
@@ -95,5 +100,5 @@ class Eviction:
             if inode is not None and inode.gen == gen:
                 self._meta.inodes.set_gen(row.ino, None)
             self._contents.drop(row)
-        await self._sweep()
+        await self._sweep(device)
         return freed

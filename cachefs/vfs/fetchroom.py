@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -48,11 +50,22 @@ class FetchRoom:
     def __init__(self, placement: Placement) -> None:
         self._placement = placement
         self._files: dict[str, _UnderWay] = {}
+        self._withheld: dict[str, trio.Event] = {}
+
+    @contextmanager
+    def withheld(self, path: str) -> Iterator[None]:
+        """Meanwhile nothing that is not on its way already is fetched into a cache file."""
+        self._withheld[path] = over = trio.Event()
+        try:
+            yield
+        finally:
+            del self._withheld[path]
+            over.set()
 
     def left(self, fill: Fill) -> int:
         """Bytes that may be promised now on the device of a fill's file."""
         ledger = self._ledger(fill)
-        return ledger.headroom() if not ledger.wanted else 0
+        return ledger.headroom() if not ledger.wanted and fill.path not in self._withheld else 0
 
     def promise(self, fill: Fill, nbytes: int) -> None:
         """Set room aside that is left."""
@@ -61,6 +74,8 @@ class FetchRoom:
 
     async def wait(self, fill: Fill, nbytes: int) -> None:
         """Set room aside as soon as there is any, or when there will be none."""
+        while (over := self._withheld.get(fill.path)) is not None:
+            await over.wait()
         ledger, until = self._ledger(fill), trio.current_time() + _PATIENCE
 
         def is_in_vain() -> bool:

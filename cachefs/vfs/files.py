@@ -81,7 +81,6 @@ class Files(Overlay):
         self.on_read: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes that programs were given."""
         self.lingering = Lingering(table, self._finish)
-        namespace.change_time = self._change_time
         namespace.on_unlinked = self._unlinked
         namespace.is_open_directory = lambda ino: ino in table.directories.values()
 
@@ -91,14 +90,17 @@ class Files(Overlay):
         self, parent: int, name: bytes, mode: int, flags: int, caller: Caller
     ) -> tuple[Handle, InodeRow]:
         """A new regular file, open."""
-        directory, path = await self._namespace.prepare_create(parent, name)
-        row = self._namespace.new_inode(directory, stat.S_IFREG | stat.S_IMODE(mode), caller)
-        opened = self._contents.create(
-            row,
-            parent,
-            lambda: self._namespace.link_new(parent, name, row),
-            passthrough=self._lanes.wants(row.mode, flags) and not self.is_log(path),
-        )
+        wanted = self._lanes.wants(stat.S_IMODE(mode), flags)
+        async with self._contents.fresh_file(parent, passthrough=wanted) as fresh:
+            directory, path = await self._namespace.prepare_create(parent, name)
+            row = self._namespace.new_inode(directory, stat.S_IFREG | stat.S_IMODE(mode), caller)
+            opened = self._contents.create(
+                row,
+                parent,
+                lambda: self._namespace.link_new(parent, name, row),
+                fresh,
+                passthrough=wanted and not self.is_log(path),
+            )
         opened.privileged = bool(row.mode & PRIVILEGES)
         opened.unasked = not (opened.privileged or self.is_log(path))
         return self.table.add(opened, flags), row
@@ -117,10 +119,9 @@ class Files(Overlay):
             flags &= ~os.O_TRUNC
         lock = self._opening.setdefault(ino, trio.Lock())
         async with lock:
-            row = self._namespace.get(ino)  # as it is now: we may have waited
-            opened = await self._opened(row, flags, writing)
+            opened = await self._opened(ino, flags, writing)
             reach(Point.OPEN_AFTER_INODE)
-            opened.privileged = bool(row.mode & PRIVILEGES)
+            opened.privileged = bool(self._namespace.get(ino).mode & PRIVILEGES)
             handle = self.table.add(opened, flags)
             if writing:
                 self.table.lingering.pop(ino, None)
@@ -134,23 +135,29 @@ class Files(Overlay):
             raise
         return handle
 
-    async def _opened(self, row: InodeRow, flags: int, writing: bool) -> OpenInode:
+    async def _opened(self, ino: int, flags: int, writing: bool) -> OpenInode:
         """The open inode: the one that is there, or a new one."""
-        opened = self.table.inodes.get(row.ino)
+        row = self._namespace.get(ino)  # as it is now: we may have waited
+        opened = self.table.inodes.get(ino)
         if opened is not None:
             if opened.lane is Lane.PASSTHROUGH:
-                self._lanes.join(row.ino, opened.fd)
+                self._lanes.join(ino, opened.fd)
             return opened
-        wanted = self._lanes.wants(row.mode, flags) and not (writing and self.names_log(row.ino))
+        wanted = self._lanes.wants(row.mode, flags) and not (writing and self.names_log(ino))
         if writing and flags & os.O_TRUNC:
-            parent = self._parent(row.ino)
-            return self._contents.create(
-                row, parent, lambda: self._meta.inodes.save(row), passthrough=wanted
-            )
+            return await self._emptied(ino, passthrough=wanted)
         opened = await self._contents.open_current(row)
         if wanted and not writing:
             self._contents.try_reading_passthrough(opened)
         return opened
+
+    async def _emptied(self, ino: int, *, passthrough: bool) -> OpenInode:
+        parent = self._parent(ino)
+        async with self._contents.fresh_file(parent, passthrough=passthrough) as fresh:
+            row = self._namespace.get(ino)
+            return self._contents.create(
+                row, parent, lambda: self._meta.inodes.save(row), fresh, passthrough=passthrough
+            )
 
     def names_log(self, ino: int) -> bool:
         """Whether a file has a log's name."""
@@ -211,8 +218,8 @@ class Files(Overlay):
                 opened.refresh()
             if data is not None and (len(data) == size or offset + len(data) >= opened.size):
                 return data
-        if opened.device.direct_ok and not RWF_NOWAIT:
-            return opened.device.direct(os.pread, opened.fd, size, offset)
+        if opened.device.apart.direct:
+            return os.pread(opened.fd, size, offset)
         return await trio.to_thread.run_sync(os.pread, opened.fd, size, offset)
 
     async def write(self, fh: int, offset: int, data: bytes) -> int:
@@ -230,14 +237,10 @@ class Files(Overlay):
             await self.before_rewrite(opened)
         end = offset + len(data)
         ledger = await self._room_for(opened, offset, end, asker)
-        opened.writes += 1
         try:
-            if opened.device.direct_ok and not handle.synchronous:
-                opened.device.direct(write_all, opened.fd, data, offset)
-            else:
-                await trio.to_thread.run_sync(write_all, opened.fd, data, offset)
+            with opened.written_to():
+                await opened.device.apart.run(write_all, opened.fd, data, offset)
         finally:
-            opened.writes -= 1
             ledger.settle(len(data), 0)
         reach(Point.WRITE_AFTER_BYTES)
         opened.wrote(offset, end)
@@ -430,12 +433,16 @@ class Files(Overlay):
         if handle is not None and handle.writable:
             handle.inode.flushed_ns = time.time_ns()
 
-    def closing(self, fh: int) -> None:
+    async def closing(self, fh: int) -> None:
         """As `flushed`, before close(2) returns and where the tap has not noted it on the file."""
         self.flushed(fh)
         handle = self.table.handles.get(fh)
-        if handle is not None and handle.writable and handle.inode.writing:
-            handle.inode.device.mark_closed(handle.inode.gen.file, handle.inode.fd)
+        if handle is None or not handle.writable or not handle.inode.writing:
+            return
+        opened = handle.inode
+        if not opened.device.note_closed(opened.gen.file, opened.fd):
+            await opened.device.apart.run(opened.device.mark_closed, opened.gen.file, opened.fd)
+        reach(Point.FILE_AFTER_CLOSED_MARK)
 
     def all_released(self, before_ns: int) -> bool:
         """False while a file that was closed before `before_ns` still waits for its release.
@@ -466,7 +473,7 @@ class Files(Overlay):
             self._contents.account(opened)
             self._contents.save_progress(opened)
         finally:
-            os.close(opened.fd)
+            opened.device.let_go(opened.fd)
         self._used[opened.gen.gen] = time.time_ns()
         if opened.orphaned:
             self._contents.forget_inode(opened.ino)

@@ -8,13 +8,16 @@ gave it up is on the disk.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
 import structlog
 import trio
 
 from cachefs.cache.device import CacheDevice
+from cachefs.failpoints import Point, reach
 from cachefs.model.survival import Level
+from cachefs.vfs.endings import Endings
 
 log = structlog.get_logger("cachefs.vfs")
 
@@ -29,51 +32,61 @@ class Leaving:
     def __init__(
         self,
         sync_meta: Callable[[], Awaitable[None]],
-        remove: Callable[[CacheDevice, int], None],
+        contents: Endings,
         *,
         lasting: bool,
     ) -> None:
         """`sync_meta` makes all commits so far survive a power cut; `lasting`: the database is
         where they can."""
         self._sync_meta = sync_meta
-        self._remove = remove
+        self._contents = contents
         self._lasting = lasting
-        self._files: list[tuple[CacheDevice, int]] = []
+        self._files: dict[CacheDevice, list[int]] = defaultdict(list)
         self._some = trio.Event()
-        self._lock = trio.Lock()
+        self._swept: set[CacheDevice] = set()
+        self._locks: dict[CacheDevice, trio.Lock] = defaultdict(trio.Lock)
 
     def add(self, device: CacheDevice, file: int) -> None:
         """A cache file that the last commit gave up."""
-        if not self._lasting or device.survives <= Level.PROCESS:
-            self._remove(device, file)
+        forgets = not self._lasting or device.survives <= Level.PROCESS
+        if forgets and device.apart.direct:
+            self._contents.remove(device, file)
             return
-        self._files.append((device, file))
+        self._files[device].append(file)
         self._some.set()
 
-    async def sweep(self) -> None:
-        """Return once all that was given up so far is removed. OSError: the database cannot be
-        synced, and all stays."""
-        async with self._lock:
-            files, self._files = self._files, []
+    async def sweep(self, device: CacheDevice) -> None:
+        """Return once all that was given up so far on a device is removed. OSError: the database
+        cannot be synced, and all stays."""
+        async with self._locks[device]:
+            files = self._files.pop(device, [])
             if not files:
                 return
             try:
                 await self._sync_meta()
             except BaseException:
-                self._files = files + self._files
+                self._files[device] = files + self._files[device]
                 raise
-            for device, file in files:
-                self._remove(device, file)
+            reach(Point.LEAVING_AFTER_SYNC)
+            await self._contents.remove_all(device, files)
 
     async def run(self) -> None:
-        """Remove what is given up, some together."""
-        while True:
-            await self._some.wait()
-            self._some = trio.Event()
-            await trio.sleep(_DELAY)
-            try:
-                await self.sweep()
-            except OSError as error:
-                log.warning("the database could not be synced", reason=str(error))
-                self._some.set()
-                await trio.sleep(_RETRY)
+        """Remove what is given up, some together. A device that is stalled keeps no other."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._some.wait()
+                self._some = trio.Event()
+                await trio.sleep(_DELAY)
+                for device in self._files.keys() - self._swept:
+                    self._swept.add(device)
+                    nursery.start_soon(self._try_to_sweep, device)
+
+    async def _try_to_sweep(self, device: CacheDevice) -> None:
+        try:
+            await self.sweep(device)
+        except OSError as error:
+            log.warning("cache files could not be removed", reason=str(error))
+            await trio.sleep(_RETRY)
+        self._swept.discard(device)
+        if self._files:
+            self._some.set()

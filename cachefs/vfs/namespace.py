@@ -262,7 +262,7 @@ class Namespace(Attributes):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         await self.prepare_create(parent, name)
         with self._meta.transaction(Change.LINK):
-            self._meta.inodes.add_link(ino, 1, self.change_time(ino))
+            self._meta.inodes.add_link(ino, 1, now_ns())
             dentry = self._add_dentry(parent, name, ino)
             self._meta.inodes.touch_directory(parent, now_ns())
             self._publish_link(DentryRow(dentry, parent, name, ino), row)
@@ -293,7 +293,7 @@ class Namespace(Attributes):
     def _drop_name(self, dentry: DentryRow) -> None:
         """Remove a non-directory's entry and, with its last one, the inode."""
         self._meta.dentries.remove(dentry.id)
-        if self._meta.inodes.add_link(dentry.ino, -1, self.change_time(dentry.ino)) == 0:
+        if self._meta.inodes.add_link(dentry.ino, -1, now_ns()) == 0:
             self.on_unlinked(dentry.ino)
 
     def rmdir(self, parent: int, name: bytes) -> None:
@@ -430,7 +430,7 @@ class Namespace(Attributes):
             self._meta.dentries.move(moved.id, new_parent, new_name)
             here = DentryRow(moved.id, new_parent, new_name, moved.ino)
             self._queue.renamed(here, replaced=target)
-            self._meta.inodes.add_link(moved.ino, 0, self.change_time(moved.ino))
+            self._meta.inodes.add_link(moved.ino, 0, now_ns())
             crossing = int(is_dir and moved.parent != new_parent)
             self._meta.inodes.touch_directory(moved.parent, now, -crossing)
             self._meta.inodes.touch_directory(new_parent, now, crossing - replaced_dir)
@@ -464,7 +464,7 @@ class Namespace(Attributes):
             self._meta.inodes.touch_directory(one.parent, now, 0 if same else delta)
             self._meta.inodes.touch_directory(other.parent, now, 0 if same else -delta)
             for ino in (one.ino, other.ino):
-                self._meta.inodes.add_link(ino, 0, self.change_time(ino))
+                self._meta.inodes.add_link(ino, 0, now_ns())
 
     def _check_exchange(
         self, one: DentryRow, other: DentryRow, rows: tuple[InodeRow, InodeRow]

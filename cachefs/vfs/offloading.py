@@ -288,7 +288,7 @@ class Offloader:
         """What was sent counts from now on, and leaves the cache; unless it is outdated."""
         device, file = opened.device, opened.gen.file
         # The file's length must outlive a power cut before anything in it is given back.
-        await trio.to_thread.run_sync(_sync, device, file)
+        await device.apart.run(_sync, device, file)
         async with self._quiet(opened):
             self.note_changes()
             current = self._is_written(opened, stream) and os.fstat(opened.fd).st_size >= span.end
@@ -300,7 +300,7 @@ class Offloader:
             stream.trims += 1
             await self._sync_meta()
             reach(Point.OFFLOAD_AFTER_SYNC)
-            self._punch(opened, device, file, span)
+            await self._punch(opened, device, file, span)
 
     @asynccontextmanager
     async def _quiet(self, opened: OpenInode) -> AsyncIterator[None]:
@@ -320,8 +320,13 @@ class Offloader:
         here = self._table.inodes.get(opened.ino) is opened
         return here and opened.writing and opened.gen.gen == stream.gen
 
-    def _punch(self, opened: OpenInode, device: CacheDevice, file: int, span: Span) -> None:
-        freed = punch(device, file, span)
+    async def _punch(self, opened: OpenInode, device: CacheDevice, file: int, span: Span) -> None:
+        opened.refresh()
+        opened.punched = True
+        try:
+            freed = await device.apart.run(punch, device, file, span)
+        finally:
+            opened.punched = False
         if self._table.inodes.get(opened.ino) is opened:
             self._contents.account(opened)
         else:

@@ -7,6 +7,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -93,10 +94,13 @@ class OpenInode:
     """In bytes. While it is written, what the cache file has (`refresh`)."""
     mtime_ns: int
     """Time of the last write, or the one that was set; the cache file's while it is written."""
-    born_ns: int = 0
-    """No write is earlier: the cache file was made ahead, and may be older than the file."""
     writing: bool = False
     """The generation is open: there were, or in passthrough may have been, writes to it."""
+    untouched_ns: int | None = None
+    """Time of writing that the cache file bears as long as nobody has written to it: meanwhile
+    `mtime_ns` stands, which is another one."""
+    punched: bool = False
+    """Holes are made in the cache file just now, and nobody writes to it: `mtime_ns` stands."""
     dirty: ExtentSet | None = None
     """Extents written so far; None in passthrough and for new files, where all counts."""
     read_once: bool = False
@@ -155,12 +159,34 @@ class OpenInode:
         while self.moving is not None:
             await self.moving.wait()
 
+    def switch(self, fd: int) -> None:
+        """`fd` is its cache file from now on. In place: a read that is under way in a thread goes
+        on with the same number."""
+        before = os.dup(self.fd)  # so that it is not closed here, which may wait
+        os.dup2(fd, self.fd, inheritable=False)
+        os.close(fd)
+        self.device.let_go(before)
+
+    @contextmanager
+    def written_to(self) -> Iterator[None]:
+        """Meanwhile its bytes are not to be moved."""
+        self.writes += 1
+        try:
+            yield
+        finally:
+            self.writes -= 1
+
     def refresh(self) -> None:
         """While it is written, take size and write time from the cache file: not every write
         passes here."""
         if self.writing:
-            status = os.fstat(self.fd)
-            self.size, self.mtime_ns = status.st_size, max(status.st_mtime_ns, self.born_ns)
+            self.take(os.fstat(self.fd))
+
+    def take(self, found: os.stat_result) -> None:
+        """Size and write time of the cache file are these."""
+        self.size = found.st_size
+        if not self.punched and found.st_mtime_ns != self.untouched_ns:
+            self.mtime_ns, self.untouched_ns = found.st_mtime_ns, None
 
     def wrote(self, start: int, end: int) -> None:
         """Record a write of [start, end) in the tracked lane."""

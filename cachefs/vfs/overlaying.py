@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 
 from cachefs.failpoints import Point, reach
 from cachefs.meta.rows import InodeRow
-from cachefs.vfs.clock import now_ns
 from cachefs.vfs.lanes import LaneKeeper
 from cachefs.vfs.namespace import Namespace
 from cachefs.vfs.opened import OpenTable
@@ -40,11 +40,6 @@ class Overlay:
             row.blocks = opened.blocks
         return row
 
-    def _change_time(self, ino: int) -> int:
-        """Between that of the last write and that of the next one."""
-        opened = self.table.inodes.get(ino)
-        return now_ns(opened.fd) if opened is not None and opened.writing else now_ns()
-
     def mode_changed(self, ino: int) -> None:
         """chmod or chown of a file that may be open."""
         opened = self.table.inodes.get(ino)
@@ -53,12 +48,15 @@ class Overlay:
             for handle in self.table.handles_of(opened) if opened.privileged else ():
                 self._lanes.withdraw(handle)
 
-    def set_mtime(self, ino: int, mtime_ns: int, atime_ns: int) -> None:
+    async def set_mtime(self, ino: int, mtime_ns: int, atime_ns: int) -> None:
         """utimens on a file that is open: later writes move on from there, takeovers go by it."""
         opened = self.table.inodes.get(ino)
         if opened is None:
             return
-        opened.mtime_ns, opened.on_disk, opened.born_ns = mtime_ns, None, 0
+        await opened.settled()
         if opened.writing:
-            os.utime(opened.fd, ns=(atime_ns, mtime_ns))
+            times = partial(os.utime, opened.fd, ns=(atime_ns, mtime_ns))
+            with opened.written_to():
+                await opened.device.apart.run(times)
             reach(Point.TIMES_AFTER_FILE)
+        opened.mtime_ns, opened.on_disk, opened.untouched_ns = mtime_ns, None, None

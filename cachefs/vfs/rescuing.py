@@ -7,7 +7,6 @@ nothing to read, and once at the start for all that recovery missed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -74,20 +73,21 @@ class Rescuer:
         self._queue.kick()
 
     async def _rescue(self, row: GenerationRow) -> bool:
-        device, file, fd = self._contents.new_file(row.size)
-        os.close(fd)
+        fresh = await self._contents.new_file(row.size)
+        device, file = fresh.device, fresh.file
+        device.let_go(fresh.fd)
         try:
             found = await self.find(row, device.path(file))
             if found:
-                await trio.to_thread.run_sync(device.sync_dir, file)
+                await device.apart.run(device.sync_dir, file)
             reach(Point.RESCUE_AFTER_BYTES)
             found = found and await self._is_sound(row, device.path(file))
             found = found and self._is_lost_still(row)
         except BaseException:
-            device.remove(file)
+            self._contents.leave(device, file)
             raise
         if not found:
-            device.remove(file)
+            self._contents.leave(device, file)
             return False
         row.device, row.file, row.synced = device.index, file, 0
         self._regain(row)

@@ -25,8 +25,6 @@ import errno
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
-import trio
-
 from cachefs.cache.device import CacheDevice
 from cachefs.failpoints import Change, Point, reach
 from cachefs.flush.queue import BLOCKED, PENDING, EffectQueue
@@ -99,11 +97,15 @@ class Rewriter:
         has_room = size <= _ALWAYS_COPIED or self.has_room(opened.device, size)
         return size <= self._preserve_limit and has_room
 
+    async def _set_time(self, opened: OpenInode) -> None:
+        """Let the cache file bear the time of writing, instead of that of a download or a copy."""
+        await opened.device.apart.run(clock.begin, opened.fd, opened.mtime_ns)
+        reach(Point.BEGIN_AFTER_TIME)
+
     def _begun(self, opened: OpenInode, gen: GenerationRow, dirty: ExtentSet | None) -> None:
-        """From now on the time of writing is the cache file's, which was that of a download or a
-        copy; writes are later than all that has happened to the inode."""
-        clock.begin(opened.fd, opened.mtime_ns)
+        """From its next write on the time of writing is the cache file's."""
         opened.gen, opened.dirty, opened.writing = gen, dirty, True
+        opened.untouched_ns = os.fstat(opened.fd).st_mtime_ns
 
     def _reopen(self, opened: OpenInode) -> None:
         """A generation that was open when a daemon died goes on: what it holds is all dirty."""
@@ -118,9 +120,12 @@ class Rewriter:
     async def _take_over(self, opened: OpenInode) -> None:
         old, device = opened.gen, opened.device
         if not old.synced and device.survives > Level.PROCESS:
-            await trio.to_thread.run_sync(os.fsync, opened.fd)
-            await trio.to_thread.run_sync(device.sync_dir, old.file)
+            await device.apart.run(os.fsync, opened.fd)
+            await device.apart.run(device.sync_dir, old.file)
             reach(Point.TAKE_OVER_AFTER_FSYNC)
+        await self._set_time(opened)
+        if self._has_changed(old):
+            return
         dirty = self._nothing_yet(opened)
         with self._meta.transaction(Change.TAKE_OVER):
             gen = self._contents.add_generation(
@@ -137,13 +142,9 @@ class Rewriter:
     async def _copy_for_writer(self, opened: OpenInode) -> None:
         old, device = opened.gen, opened.device
         file = self._contents.new_file_number()
-        await trio.to_thread.run_sync(self._clone_synced, device, old.file, file)
+        mtime_ns = opened.mtime_ns
+        fd = await device.apart.run(self._cloned, device, old.file, file, mtime_ns)
         reach(Point.COPY_FOR_WRITER_AFTER_CLONE)
-        try:
-            fd = device.open(file, os.O_RDWR)
-        except OSError:
-            device.remove(file)
-            raise
         dirty = ExtentSet()
         with self._meta.transaction(Change.COPY_FOR_WRITER):
             gen = self._contents.add_generation(
@@ -151,13 +152,15 @@ class Rewriter:
             )
             self._meta.inodes.set_gen(opened.ino, gen.gen)
             self._contents.unreferenced(old.gen)
-        # In place: a read that is under way in a thread goes on with the same number.
-        os.dup2(fd, opened.fd, inheritable=False)
-        os.close(fd)
+        opened.switch(fd)
         reach(Point.COPY_FOR_WRITER_AFTER_SWITCH)
         self._begun(opened, gen, dirty)
         opened.accounted = 0
         self._contents.account(opened)
+
+    def _has_changed(self, gen: GenerationRow) -> bool:
+        """Whether something happened to a generation while something was waited for."""
+        return self._meta.generations.get(gen.gen) != gen or bool(self._queue.of_gen(gen.gen))
 
     def _nothing_yet(self, opened: OpenInode) -> ExtentSet | None:
         """What is dirty before the first write; in passthrough nobody will ever know."""
@@ -178,8 +181,9 @@ class Rewriter:
         try:
             await self._stop(effects)
             reach(Point.COPY_FOR_UPLOAD_AFTER_STOP)
-            await trio.to_thread.run_sync(self._clone_synced, device, old.file, file)
+            kept_bytes = await device.apart.run(self._clone_synced, device, old.file, file)
             reach(Point.COPY_FOR_UPLOAD_AFTER_CLONE)
+            await self._set_time(opened)
             await self._stop(effects)  # One that was stalled may have been tried again meanwhile.
         except BaseException:
             self._unblock(effects)
@@ -196,21 +200,33 @@ class Rewriter:
             self._unblock(effects)
             self._contents.unreferenced(old.gen)
         self._begun(opened, gen, None)
-        self._contents.on_account(device, device.allocated(file))
+        self._contents.on_account(device, kept_bytes)
         await self._sync_meta()
         reach(Point.COPY_FOR_UPLOAD_AFTER_SYNC)
 
-    def _clone_synced(self, device: CacheDevice, source: int, target: int) -> None:
+    def _clone_synced(self, device: CacheDevice, source: int, target: int) -> int:
+        """Returns the bytes that the copy takes."""
         device.clone(source, target)
-        if device.survives <= Level.PROCESS:
-            return
-        fd = device.open(target, os.O_RDONLY)
+        if device.survives > Level.PROCESS:
+            fd = device.open(target, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            reach(Point.CLONE_AFTER_FSYNC)
+            device.sync_dir(target)
+        return device.allocated(target)
+
+    def _cloned(self, device: CacheDevice, source: int, target: int, mtime_ns: int) -> int:
+        """Returns a descriptor of the copy, which bears the time of writing."""
+        self._clone_synced(device, source, target)
         try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        reach(Point.CLONE_AFTER_FSYNC)
-        device.sync_dir(target)
+            fd = device.open(target, os.O_RDWR)
+        except OSError:
+            device.remove(target)
+            raise
+        clock.begin(fd, mtime_ns)
+        return fd
 
     async def _stop(self, effects: Sequence[EffectRow]) -> None:
         """Return when the flusher works on none of them."""
@@ -228,6 +244,7 @@ class Rewriter:
         not be stopped any more has made the generation durable, and what was in the store only is
         the object's by now: then nothing is done."""
         gen = opened.gen
+        await self._set_time(opened)
         await self._stop(self._queue.of_gen(gen.gen))
         reach(Point.MERGE_AFTER_STOP)
         if opened.gen is not gen:  # Shown meanwhile; to be looked at anew.

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import trio
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
+from cachefs.cache.fresh import write_time
 from cachefs.cache.journal import CREATED, Journal, Record
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.failpoints import Change, Point, reach
@@ -63,7 +64,7 @@ class Made:
         self.open = False
         if status is not None:
             self.size, self.blocks = status.st_size, status.st_blocks
-            self.mtime_ns = max(status.st_mtime_ns, self.record.time_ns)
+            self.mtime_ns = write_time(status, self.mtime_ns)
 
 
 class SmallFiles:
@@ -233,8 +234,9 @@ class SmallFiles:
         """It goes on as any open file does."""
         opened = OpenInode(
             spare.ino, _generation(made, made.record.time_ns), spare.device, spare.fd,
-            Lane.TRACKED, 0, made.record.time_ns, writing=True, born_ns=made.record.time_ns,
+            Lane.TRACKED, 0, made.record.time_ns, writing=True,
         )  # fmt: skip
+        opened.untouched_ns = _untouched(spare, made)
         record = made.record
         path = self._meta.dentries.path(record.parent, record.name).decode()
         opened.unasked = not self._files.is_log(path)
@@ -258,6 +260,12 @@ def _create(device: CacheDevice, files: Iterable[int]) -> list[int]:
 def _close(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def _untouched(spare: Spare, made: Made) -> int | None:
+    """Time of writing that its cache file bears from before it was made."""
+    found = os.fstat(spare.fd)
+    return None if write_time(found, made.mtime_ns) == found.st_mtime_ns else found.st_mtime_ns
 
 
 def _inode(made: Made) -> InodeRow:

@@ -18,8 +18,9 @@ from cachefs.failpoints import Change, Point, reach
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
 from cachefs.model.states import GenState
-from cachefs.vfs.contents import Contents, since_snapshot
+from cachefs.vfs.contents import Contents
 from cachefs.vfs.opened import Lane, OpenInode, OpenTable
+from cachefs.vfs.sealing import since_snapshot
 
 
 class Snapshots:

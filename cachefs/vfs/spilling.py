@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import structlog
 import trio
 
-from cachefs.cache.clone import make_equal
+from cachefs.cache.bring import bring
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.lease import LeaseUnsupported
 from cachefs.cache.ledger import SpaceLedger
@@ -93,6 +93,8 @@ class Spiller:
         """Called before an open file moves: every write to it is to be asked for from now on."""
         self.after_move: Callable[[OpenInode], None] = lambda opened: None
         """Called when an open file has moved."""
+        self.held_up: Callable[[int], int] = lambda ino: 0
+        """Writes to a file that the tap had begun by itself before, and that its disk holds up."""
         self.on_spilled: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of each file that was moved."""
         if lasting:
@@ -224,7 +226,7 @@ class Spiller:
             if self._is_read(row):
                 self._leaving.append((device, row))
             else:
-                self._contents.remove(device, row.file)
+                self._contents.leave(device, row.file)
 
     def _is_read(self, row: GenerationRow) -> bool:
         names = self._meta.dentries.of_inode(row.ino)
@@ -280,11 +282,13 @@ class Spiller:
         self.before_move(opened)
         opened.moving = trio.Event()
         try:
-            while opened.writes:  # noqa: ASYNC110
+            while opened.writes or self.held_up(opened.ino):  # noqa: ASYNC110
                 await trio.sleep(0.001)
             row = self._meta.generations.get(opened.gen.gen)
-            copied = row is not None and await self._copy(row, patient=True, target=target)
-            return copied and self._switch_open(opened)
+            if row is None or not await self._copy(row, patient=True, target=target):
+                return False
+            fd = await self._open_copy(row.gen)
+            return fd is not None and self._switch_open(opened, fd)
         except (OSError, sqlite3.Error) as error:
             log.info("an open file stays where it is", inode=opened.ino, reason=str(error))
             return False
@@ -292,13 +296,20 @@ class Spiller:
             opened.moving.set()
             opened.moving = None
 
-    def _switch_open(self, opened: OpenInode) -> bool:
-        """The copy is the cache file of an open file from now on."""
+    async def _open_copy(self, gen: int) -> int | None:
+        row = self._meta.generations.get(gen)
+        if row is None or row.copy_device is None or row.copy_file is None:
+            return None
+        device = self._contents.devices[row.copy_device]
+        return await device.apart.run(device.open, row.copy_file, os.O_RDWR)
+
+    def _switch_open(self, opened: OpenInode, fd: int) -> bool:
+        """The copy, open as `fd`, is the cache file of an open file from now on."""
         row = self._meta.generations.get(opened.gen.gen)
         if row is None or row.copy_device is None or row.copy_file is None:
+            os.close(fd)
             return False
         source, device = opened.device, self._contents.devices[row.copy_device]
-        fd = device.open(row.copy_file, os.O_RDWR)
         try:
             with self._meta.transaction(Change.MOVE_OPEN):
                 snapshots = self._meta.generations.of_inode(opened.ino)
@@ -307,11 +318,11 @@ class Spiller:
                     if each.grows and (each.device, each.file) == (row.device, row.file):
                         each.device, each.file = row.copy_device, row.copy_file
                         self._meta.generations.save(each)
-            # In place: a read that is under way in a thread goes on with the same number.
-            os.dup2(fd, opened.fd, inheritable=False)
-            reach(Point.MOVE_OPEN_AFTER_SWITCH)
-        finally:
-            os.close(fd)
+        except BaseException:
+            device.let_go(fd)
+            raise
+        opened.switch(fd)
+        reach(Point.MOVE_OPEN_AFTER_SWITCH)
         opened.gen.device, opened.gen.file = row.copy_device, row.copy_file
         opened.device, opened.on_disk = device, None
         opened.accounted = os.fstat(opened.fd).st_blocks * BLOCK_UNIT
@@ -359,10 +370,15 @@ class Spiller:
             row = self._meta.generations.get(opened.gen.gen)
             if row is None or not await self._copy(row, patient=False):
                 return
+            fd = await self._open_copy(row.gen)
             now = os.fstat(opened.fd)
             same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            if fd is None:
+                return
             if same and self._is_abandoned(opened):  # Nobody has opened and written it meanwhile.
-                self._switch_open(opened)
+                self._switch_open(opened, fd)
+            else:
+                os.close(fd)
 
     # -- copies -------------------------------------------------------------------------------
 
@@ -406,15 +422,15 @@ class Spiller:
             return False
         ledger, before = self._ledgers[device.index], 0
         if row.copy_file is not None:
-            before = device.allocated(row.copy_file)
+            before = await device.apart.run(device.allocated, row.copy_file)
         wanted = max(0, needed - before)
         await self._admit(ledger, wanted, row.ino, patient=patient)
-        begun = self._begin(gen, device)
         try:
+            begun = await self._begin(gen, device)
             if begun is None or begun.copy_file is None:
                 return False
-            size = await trio.to_thread.run_sync(_bring, reader, device, begun.copy_file)
-            self._contents.on_account(device, device.allocated(begun.copy_file) - before)
+            size, takes = await device.apart.run(bring, reader, device, begun.copy_file)
+            self._contents.on_account(device, takes - before)
             return self._finish(begun, size)
         except OSError:
             self._give_up(gen)
@@ -436,16 +452,23 @@ class Spiller:
         elif not await ledger.admit_after_eviction(nbytes):
             raise OSError(errno.ENOSPC, f"{ledger.device.directory} has no room for them")
 
-    def _begin(self, gen: int, device: CacheDevice) -> GenerationRow | None:
+    async def _begin(self, gen: int, device: CacheDevice) -> GenerationRow | None:
         """Give a generation a copy, empty, unless it has one there."""
         row = self._meta.generations.get(gen)
         if row is None or row.copy_device == device.index:
             return row
-        file = self._contents.new_file_number()
-        os.close(device.create(file))
-        with self._meta.transaction(Change.BEGIN_COPY):
-            self._contents.drop_copy(gen)
-            self._meta.generations.set_copy(gen, device.index, file, None)
+        fresh = await self._contents.fresh.take(device)
+        device.let_go(fresh.fd)
+        if self._meta.generations.get(gen) is None:
+            self._contents.leave(device, fresh.file)
+            return None
+        try:
+            with self._meta.transaction(Change.BEGIN_COPY):
+                self._contents.drop_copy(gen)
+                self._meta.generations.set_copy(gen, device.index, fresh.file, None)
+        except BaseException:
+            self._contents.leave(device, fresh.file)
+            raise
         return self._meta.generations.get(gen)
 
     def _finish(self, made: GenerationRow, size: int) -> bool:
@@ -469,18 +492,3 @@ class Spiller:
 
 def _forgets(device: CacheDevice) -> bool:
     return device.survives <= Level.PROCESS
-
-
-def _bring(reader: int, device: CacheDevice, copy: int) -> int:
-    """In a thread: make one cache file equal to another, on the disk; returns its size."""
-    writer = device.open(copy, os.O_RDWR)
-    try:
-        size = make_equal(reader, writer)
-        found = os.fstat(reader)
-        os.utime(writer, ns=(found.st_atime_ns, found.st_mtime_ns))
-        os.fsync(writer)
-    finally:
-        os.close(writer)
-    device.sync_dir(copy)
-    reach(Point.COPY_AFTER_FSYNC)
-    return size

@@ -278,18 +278,18 @@ class Streams:
                 if opened.moving is None and not _crossing(stream, size):
                     await self._truncate(opened, stream, size)
                     return
-        self._contents.truncate(opened, size)
+        await self._contents.truncate(opened, size)
 
     async def _truncate(self, opened: OpenInode, stream: Stream, size: int) -> None:
         before = opened.size
-        self._contents.truncate(opened, size)
+        await self._contents.truncate(opened, size)
         stream.wrote(min(size, before), max(size, before))
         gone = stream.spans.within(size, max(size, before))
         if gone:
             await self._cut(opened, stream, gone)
 
     async def _cut(self, opened: OpenInode, stream: Stream, gone: Sequence[Span]) -> None:
-        await trio.to_thread.run_sync(os.fsync, opened.fd)
+        await opened.device.apart.run(os.fsync, opened.fd)
         reach(Point.CUT_AFTER_FSYNC)
         with self._meta.transaction(Change.CUT):
             self._meta.spans.give_up(gone)

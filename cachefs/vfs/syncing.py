@@ -17,8 +17,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-import trio
-
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.system import CLOCK_REALTIME_COARSE
 from cachefs.failpoints import Point, reach
@@ -38,10 +36,10 @@ async def sync_file(
     OSError."""
     await opened.settled()
     device, gen, sealed = opened.device, opened.gen, not opened.writing
-    before = await trio.to_thread.run_sync(_sync_bytes, opened, device)
+    before = await device.apart.run(_sync_bytes, opened, device)
     reach(Point.FSYNC_AFTER_FILE)
     if not device.in_memory:  # It may be lost, and `shelter` works all the same.
-        await trio.to_thread.run_sync(device.sync_dir, gen.file)
+        await device.apart.run(device.sync_dir, gen.file)
     reach(Point.FSYNC_AFTER_DIRECTORY)
     await shelter(opened)
     contents.save_open(opened)

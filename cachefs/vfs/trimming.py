@@ -6,14 +6,15 @@ holes.
 
 A hole must never be read as bytes. So a range is first taken out of what is present, in memory and
 in the database, which is synced: only then it is punched, and only what nobody has begun to fetch
-again meanwhile. A read that was under way looks, when it has its bytes, whether anything went
-(`Fill.trims`), and begins anew.
+again meanwhile; who begins while it is punched waits for the end of that. A read that was under way
+looks, when it has its bytes, whether anything went (`Fill.trims`), and begins anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from cachefs.cache.device import CacheDevice
 from cachefs.cache.filler import CHUNK, Fill
 from cachefs.failpoints import Change, Point, reach
 from cachefs.meta import Meta
@@ -75,10 +76,10 @@ class Trimmer:
         await self._sync_meta()
         self._contents.account(opened)
         before = opened.accounted
-        for start, end in chosen:
-            for hole in list(fill.present.gaps(start, end)):
-                if opened.fill is fill and not fill.is_coming(*hole):
-                    opened.device.punch(opened.gen.file, *hole)
+        holes = [hole for extent in chosen for hole in fill.present.gaps(*extent)]
+        holes = [hole for hole in holes if opened.fill is fill and not fill.is_coming(*hole)]
+        with self._contents.fetches.withheld(fill.path):
+            await opened.device.apart.run(_punch, opened.device, opened.gen.file, holes)
         fill.trims += 1
         self._contents.account(opened)
         return max(0, before - opened.accounted)
@@ -113,13 +114,20 @@ class Trimmer:
         if row.ino in self._table.inodes or self._meta.generations.get(gen) != row:
             return 0  # Somebody reads it, and what is not present may be on its way again.
         self._contents.fetches.count(device.path(row.file))
-        before = device.allocated(row.file)
-        for extent in chosen:
-            device.punch(row.file, *extent)
-        freed = max(0, before - device.allocated(row.file))
+        with self._contents.fetches.withheld(device.path(row.file)):
+            freed = await device.apart.run(_punch, device, row.file, chosen)
         self._contents.on_account(device, -freed)
         self._contents.fetches.shrunk(device.path(row.file), freed)
         return freed
+
+
+def _punch(device: CacheDevice, file: int, holes: Sequence[Extent]) -> int:
+    """Returns the bytes freed. Waits for the disk. OSError."""
+    before = device.allocated(file)
+    for hole in holes:
+        device.punch(file, *hole)
+    reach(Point.TRIM_AFTER_PUNCH)
+    return max(0, before - device.allocated(file))
 
 
 def _away(fill: Fill, spared: list[Extent], goal: int) -> Iterator[Extent]:

@@ -16,8 +16,7 @@ import pytest
 
 from cachefs.cache import heartbeat as heartbeat_module
 from cachefs.cache.device import CacheDevice
-from cachefs.cache.heartbeat import SLOW, Heartbeat
-from cachefs.cache.system import DeviceKind
+from cachefs.cache.heartbeat import Heartbeat
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
@@ -25,11 +24,6 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.005)
-
-
-def slow_answer() -> int:
-    time.sleep(1.5 * SLOW)
-    return 7
 
 
 class Disk:
@@ -85,34 +79,6 @@ def test_a_hanging_write_is_noticed_while_it_hangs(beat: Heartbeat, disk: Disk) 
     assert not beat.quick, "and for a while after"
     until(lambda: beat.quick)
     assert beat.slow_total >= 1
-
-
-def test_a_slow_direct_call_counts(device: CacheDevice) -> None:
-    until(lambda: device.direct_ok)
-    device.direct(time.sleep, SLOW / 100)
-    until(lambda: device.direct_ok, 0.1)
-    assert device.direct(slow_answer) == 7
-    assert device.direct_ok == is_ram(device)
-    until(lambda: device.direct_ok)
-    device.note_direct(2 * SLOW)
-    assert device.direct_ok == is_ram(device)
-
-
-def is_ram(device: CacheDevice) -> bool:
-    """Memory does not stall: what was slow there was the processor."""
-    return device.kind is DeviceKind.RAM
-
-
-def test_a_direct_call_that_raises_is_timed_as_well(device: CacheDevice) -> None:
-    until(lambda: device.direct_ok)
-
-    def fail() -> None:
-        time.sleep(1.5 * SLOW)
-        raise OSError(errno.EIO, "broken")
-
-    with pytest.raises(OSError, match="broken"):
-        device.direct(fail)
-    assert device.direct_ok == is_ram(device)
 
 
 def test_a_failing_device_is_unhealthy(beat: Heartbeat, disk: Disk) -> None:

@@ -35,10 +35,10 @@ class Source:
         self.files[gen] = (nbytes, last_use)
         self.ledger.charge(nbytes)
 
-    def candidates(self, device: int) -> Iterable[tuple[int, int, int]]:
+    def candidates(self, device: int) -> Iterable[tuple[int, int]]:
         assert device == self.ledger.device.index
         self.asked += 1
-        return ((gen, *each) for gen, each in list(self.files.items()))
+        return ((gen, last_use) for gen, (_, last_use) in list(self.files.items()))
 
     async def trim(self, device: int, goal: int) -> int:
         await trio.lowlevel.checkpoint()
@@ -220,7 +220,7 @@ def test_errors_do_not_end_it(source: Source, monkeypatch: pytest.MonkeyPatch) -
     async def main() -> None:
         good = source.candidates
 
-        def bad(device: int) -> Iterable[tuple[int, int, int]]:
+        def bad(device: int) -> Iterable[tuple[int, int]]:
             raise CacheError("database is busy")
 
         monkeypatch.setattr(source, "candidates", bad)

@@ -16,6 +16,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import trio
 
@@ -35,7 +36,6 @@ from cachefs.flush.superseding import Superseder
 from cachefs.meta.rows import GenerationRow, UploadRow
 from cachefs.observe.metrics import Metrics
 from cachefs.store.directory import DirectoryStore
-from cachefs.vfs import spilling
 from cachefs.vfs.attributes import ROOT
 from cachefs.vfs.namespace import RENAME_EXCHANGE, Caller
 from cachefs.vfs.opened import Lane
@@ -138,12 +138,12 @@ class Stage(StreamCalls):
         await self.parts.files.truncate(await self.ino(path), size, None)
 
     async def do_utime(self, path: str) -> None:
-        self.parts.files.set_mtime(await self.ino(path), 10**18, 10**18)
+        await self.parts.files.set_mtime(await self.ino(path), 10**18, 10**18)
 
     async def do_close(self, path: str) -> None:
         fh = await self.handle(path)
         del self.handles[path]
-        self.parts.files.closing(fh)
+        await self.parts.files.closing(fh)
         self.parts.files.release(fh)
 
     async def do_mkdir(self, path: str) -> None:
@@ -239,7 +239,8 @@ class Stage(StreamCalls):
         await self.parts.flusher.sweep_now()
 
     async def do_leave(self) -> None:
-        await self.parts.leaving.sweep()
+        for device in self.parts.contents.devices:
+            await self.parts.leaving.sweep(device)
 
     async def do_evict(self, path: str) -> None:
         gen = self.meta.generations.current(await self.ino(path))
@@ -352,15 +353,14 @@ class Stage(StreamCalls):
 
     async def do_spill_in_vain(self) -> None:
         """The disk fails while it is written to."""
-        bring, spilling._bring = spilling._bring, _fail
-        await self.parts.spiller.round()
-        spilling._bring = bring
+        with patch("cachefs.vfs.spilling.bring", _fail):
+            await self.parts.spiller.round()
 
     async def do_begin_copy(self, path: str) -> None:
         """As far as a spill gets before it has copied anything."""
         gen = self.meta.generations.current(await self.ino(path))
         assert gen is not None
-        self.parts.spiller._begin(gen.gen, self.parts.storage.devices[1])
+        await self.parts.spiller._begin(gen.gen, self.parts.storage.devices[1])
 
     async def do_move(self, path: str) -> None:
         """There is no room in RAM for what this open file is to get."""
@@ -405,7 +405,7 @@ async def _ignore(values: Any, /) -> None:
     """Nobody asks how far it has come."""
 
 
-def _fail(reader: int, device: CacheDevice, copy: int) -> int:
+def _fail(reader: int, device: CacheDevice, copy: int) -> tuple[int, int]:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 

@@ -51,6 +51,8 @@ HOOKS = {
 }
 """Functions that are passed in: theirs are the points."""
 EXEMPT = {
+    "cache.apart": "makes calls: theirs are the points",
+    "cache.fresh": "empty files that nobody knows, by CacheDevice.create and .remove",
     "cache.heartbeat": "bytes that nobody reads, to see whether the device answers",
     "cache.marks": "what a file says of itself, inside SEAL or before FILE_AFTER_CLOSED_MARK",
     "cache.lock": "the pid in the lock file is for people; the lock is the kernel's",
@@ -60,7 +62,11 @@ EXEMPT = {
     "cache.device._fsync_directory": "SYNC_DIR_AFTER_* and DEVICE_AFTER_SYNC stand behind it",
     "cache.device.CacheDevice._link": "ADOPT_AFTER_LINK stands behind it",
     "cache.ledger": "counts; what it changes is the reserve, which has points",
-    "vfs.clock": "a time of a file inside CREATE or TAKE_OVER, whose points stand around it",
+    "vfs.contents.Contents.new_file": "looks; the file is made by CacheDevice.create",
+    "vfs.spilling.Spiller._copy_from": "looks; BEGIN_COPY and COPY_AFTER_FSYNC stand behind",
+    "vfs.eviction.Eviction.evict": "looks; EVICT and what is behind it have points",
+    "vfs.endings.Endings.remove_all": "FILE_AFTER_UNLINK stands behind each",
+    "vfs.clock": "a time of a file that is to be written to: BEGIN_AFTER_TIME stands behind it",
     "vfs.files.Files._read": "reads",
     "vfs.streaming.Streams._read_here": "reads",
     "vfs.offloading._sync": "OFFLOAD_AFTER_SYNC stands behind it",
@@ -135,7 +141,7 @@ def steps(function: ast.AST) -> Iterator[tuple[int, str]]:
 
 def is_left_to_others(value: ast.AST) -> bool:
     name = called(value)
-    if name == "run_sync" and isinstance(value, ast.Call):
+    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith(("run_sync", "apart.run")):
         return called(value.args[0]) in functions_with_points()
     return name in WAITING or name in own_coroutines() or name in HOOKS
 

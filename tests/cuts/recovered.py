@@ -126,7 +126,8 @@ async def _look(dirs: list[Path], store: Path, rebooted: bool) -> View:
             view.left = await _flush(parts)
             view.after, view.end = await _all(parts)
             view.bucket = _bucket(jobs.store)
-            await parts.leaving.sweep()
+            for device in storage.devices:
+                await parts.leaving.sweep(device)
             view.links = {p for p, row in await _files(parts, ROOT, "") if row.target is not None}
             for device in storage.devices:
                 found, known = set(device.list_generations()), storage.meta.generations.files

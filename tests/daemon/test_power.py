@@ -41,10 +41,10 @@ async def test_a_replaced_version_stays_until_the_rename_is_on_the_disk(lab: Lab
 
     lab.services.meta.db.sync = broken  # type: ignore[method-assign]
     with pytest.raises(OSError, match="broken"):
-        await lab.parts.leaving.sweep()
+        await lab.parts.leaving.sweep(lab.parts.contents.devices[0])
     assert before <= cache_files(lab)
     lab.services.meta.db.sync = lambda: None  # type: ignore[method-assign]
-    await lab.parts.leaving.sweep()
+    await lab.parts.leaving.sweep(lab.parts.contents.devices[0])
     assert len(before & cache_files(lab)) == 1
     assert len(cache_files(lab)) == 1
 

@@ -36,6 +36,12 @@ def _write(path: Path, body: bytes, *, sync: bool = False) -> None:
         os.close(fd)
 
 
+def _write_often(path: Path) -> None:
+    """Until there are no cache files left that were made before they were needed."""
+    for _ in range(300):
+        _write(path, b"")
+
+
 def _read(path: Path) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -50,7 +56,7 @@ ACTS: dict[str, tuple[str, str, Act]] = {
     "write": ("write", "/files/", lambda top: _write(top / "new", b"x" * 100_000)),
     "fsync": ("sync", "/files/", lambda top: _write(top / "new", b"x", sync=True)),
     "fsync of the database": ("sync", "-wal", lambda top: _write(top / "new", b"x", sync=True)),
-    "create": ("create", "/files/", lambda top: _write(top / "new", b"")),
+    "create": ("create", "/files/", lambda top: _write_often(top / "new")),
     "create in the database": ("write", "-wal", lambda top: _write(top / "new", b"")),
     "mkdir": ("write", "-wal", lambda top: os.mkdir(top / "newdir")),
     "rename": ("write", "-wal", lambda top: os.rename(top / "kept", top / "other")),

@@ -159,7 +159,7 @@ def test_what_was_written_after_the_sync_is_held_after_a_reboot(place: Place, ch
                 await world.files.truncate(opened.ino, 3, fh)
             else:
                 await world.files.write(fh, 0, b"C")
-                world.files.set_mtime(opened.ino, before, before)
+                await world.files.set_mtime(opened.ino, before, before)
         world.files.release(fh)
 
     async def main() -> None:

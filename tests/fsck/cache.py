@@ -87,7 +87,7 @@ class Cache:
         self._file += 1
         fd = self.device.create(self._file)
         os.write(fd, body)
-        marks.mark_path(fd, path.encode())
+        marks.mark_path(self.device.path(self._file), path.encode())
         os.close(fd)
         crc64 = crc64_of(body)
         inode = self._inode(0, stat.S_IFREG | 0o644, len(body))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,27 @@ def test_configuring_again_replaces(file: Path, tmp_path: Path) -> None:
     log.get_logger("a").info("once")
     assert file.read_text() == ""
     assert len(_records(tmp_path / "second")) == 1
+
+
+def test_who_logs_does_not_wait_for_the_disk(file: Path) -> None:
+    """The log may be on the disk that is in trouble."""
+    log.configure("info", "json", file)
+    (handler,) = logging.getLogger().handlers
+    assert isinstance(handler, logging.StreamHandler)
+    go = threading.Event()
+    real = handler.stream.write
+    handler.stream.write = lambda text: (go.wait(10), real(text))
+    log.write_apart()
+    for number in range(100):
+        log.get_logger("a").info("told", number=number)
+    assert _records(file) == []
+    go.set()
+    log.finish()
+    assert [record["number"] for record in _records(file)] == list(range(100))
+
+
+def test_the_last_words_are_written(file: Path) -> None:
+    log.configure("info", "json", file)
+    log.write_apart()
+    log.get_logger("a").critical("the end")
+    assert [record["event"] for record in _records(file)] == ["the end"]
