@@ -65,7 +65,8 @@ def _users(top: Path) -> list[str]:
 class Disks:
     """Mounted filesystems whose disks are recorded, in one log; `folder` should be in RAM."""
 
-    def __init__(self, folder: Path, *kinds: str) -> None:
+    def __init__(self, folder: Path, *kinds: str, times: int = 1) -> None:
+        """`times`: larger than usual."""
         self.log = folder / "log"
         self.tops = [folder / f"top{number}" for number in range(len(kinds))]
         self.bases = [folder / f"base{number}" for number in range(len(kinds))]
@@ -75,7 +76,7 @@ class Disks:
             each.mkdir()
         for kind, image, base in zip(kinds, images, self.bases, strict=True):
             with open(image, "wb") as file:
-                file.truncate(SIZES[kind])
+                file.truncate(SIZES[kind] * times)
             run(*MAKE[kind], image)
             sparsely_copy(image, base)
         self._recorder = subprocess.Popen([build(folder), self._disks, self.log, *images])

@@ -48,25 +48,32 @@ class Recording:
     begin: int
 
 
-def record(folder: Path, kind: str, lane: str, seconds: float, seed: int) -> Recording:
-    """Programs save for a while."""
-    disks = Disks(folder, kind, "ext4")
+def record(
+    folder: Path, kind: str, lane: str, seconds: float, seed: int, *, large: bool = False
+) -> Recording:
+    """Programs save for a while; `large`: one writes a file that is larger than the cache."""
+    disks = Disks(folder, kind, "ext4", times=2 if large else 1)
     cache, store = disks.tops
     (store / "store").mkdir()
     (folder / "home").mkdir()
     options = dict(each.split("=") for each in recovered.OPTIONS)
     options["mount.passthrough"] = lanes.OPTIONS[lane]
+    if large:
+        options["cache.size"] = "64MiB"
     mount = Mount(
         store=(store / "store").as_uri(), path=folder / "mnt", cache_dirs=[cache / "cache"],
         options=options, env=clean_environment(folder / "home"),
     )  # fmt: skip
-    facts = [folder / f"facts{number}" for number in range(WRITERS)]
+    facts = [folder / f"facts{number}" for number in range(1 if large else WRITERS)]
     try:
         mount.start()
         for top in (cache, store):
             run("sync", "-f", top)
         begin = disks.position
-        _write_for(seconds, mount.path, disks.log, facts, seed, cache)
+        mode = ["large"] if large else []
+        _write_for(seconds, mount.path, disks.log, facts, seed, cache, mode)
+        offloaded = mount.metric("cachefs_offloaded_bytes_total")
+        assert not large or offloaded > 0, "nothing left the cache while it was written"
         assert mount.unmount(drain_timeout=5) in (0, 3)
     finally:
         mount.destroy()
@@ -76,12 +83,18 @@ def record(folder: Path, kind: str, lane: str, seconds: float, seed: int) -> Rec
 
 
 def _write_for(
-    seconds: float, top: Path, log: Path, facts: list[Path], seed: int, cache: Path
+    seconds: float,
+    top: Path,
+    log: Path,
+    facts: list[Path],
+    seed: int,
+    cache: Path,
+    mode: list[str],
 ) -> None:
     with ExitStack() as stack:
         programs = []
         for number, path in enumerate(facts):
-            words = [str(top / f"w{number}"), str(log), str(10 * seed + number)]
+            words = [str(top / f"w{number}"), str(log), str(10 * seed + number), *mode]
             out = stack.enter_context(open(path, "w"))
             started = subprocess.Popen(
                 [sys.executable, str(WRITER), *words], stdin=subprocess.PIPE, stdout=out
@@ -152,10 +165,12 @@ def _judge(oracle: Oracle, instant: int, view: recovered.View) -> list[str]:
     return found
 
 
-def cut_power(folder: Path, kind: str, lane: str, seconds: float, count: int) -> None:
+def cut_power(
+    folder: Path, kind: str, lane: str, seconds: float, count: int, *, large: bool = False
+) -> None:
     seed = int(os.environ.get("CACHEFS_TEST_SEED", random.randrange(10**6)))
     print(f"CACHEFS_TEST_SEED={seed}")
-    recording = record(folder, kind, lane, seconds, seed)
+    recording = record(folder, kind, lane, seconds, seed, large=large)
     told = survive(recording, folder, count, seed)
     told["calls"] = len(recording.oracle.facts)
     told["synced calls"] = sum(each["op"] == "fsync" for each in recording.oracle.facts)
@@ -166,6 +181,26 @@ def cut_power(folder: Path, kind: str, lane: str, seconds: float, count: int) ->
 @pytest.mark.parametrize(("kind", "lane"), [("ext4", "tracked"), ("xfs", "passthrough")])
 def test_power_cuts(ram_dir: Path, kind: str, lane: str) -> None:
     cut_power(ram_dir, kind, lane, 3.0, 6)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_power_cuts_of_a_file_larger_than_the_cache(ram_dir: Path, kind: str) -> None:
+    """What an fsync returned for is there, in the cache or in the store, and nothing is torn: while
+    ranges leave and come back, while it is put together, and when it is edited in place later."""
+    cut_power(ram_dir, kind, "tracked", 8.0, 4, large=True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(("kind", "rounds"), [("ext4", 4), ("xfs", 2)])
+def test_many_power_cuts_of_larger_files(ram_dir: Path, kind: str, rounds: int) -> None:
+    """160 images of ext4, 80 of XFS."""
+    for number in range(rounds):
+        folder = ram_dir / str(number)
+        folder.mkdir()
+        cut_power(folder, kind, "tracked", 10.0, 40, large=True)
+        run("rm", "-rf", folder)
 
 
 @pytest.mark.soak

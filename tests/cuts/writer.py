@@ -1,7 +1,7 @@
 """A client program: saves, edits, renames and deletes files, and writes down what it was told.
 
-Run as a program (standard library only): `writer.py DIRECTORY LOG SEED`. Each call is a line of
-JSON on standard output with the positions in the recorder's log before and after it: what an fsync
+Run as a program (standard library only): `writer.py DIRECTORY LOG SEED [large]`. Each call is a
+line of JSON on standard output with the positions in the recorder's log before and after it: what an fsync
 said before the power went must be true. It ends when its standard input does.
 """
 
@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 NAMES = ["a.bin", "b.bin", "c.bin", "d.json", "latest"]
+LARGE = 90 << 20
 SIZES = [1, 700, 4096, 30_000, 150_000, 600_000]
 
 
@@ -147,6 +148,33 @@ class Writer:
             if old != new:
                 self.rename(old, new, self.files[old])
 
+    def do_grow(self) -> None:
+        """One file that no cache of 64 MiB holds: appended to and edited, synced now and then;
+        closed once it is long enough, and edited in place when it has left for the store."""
+        name = "big.bin"
+        if name not in self.files:
+            self.files[name] = self.create(name)
+        file = self.files[name]
+        if self.fd < 0:
+            if os.getxattr(self.at(name), "user.cachefs.state") != b"durable":
+                return
+            self.open(name, os.O_RDWR)
+        at, length = self.sizes[file], 1 << 20
+        if at > LARGE or self.rng.random() < 0.1:
+            at, length = self.rng.randrange(self.sizes[file] + 1), 70_000
+        seed = self.rng.randrange(1 << 40)
+        data = block(seed, length)
+        self.call(
+            "write", lambda: os.pwrite(self.fd, data, at), file=file, at=at, length=length,
+            seed=seed,
+        )  # fmt: skip
+        self.sizes[file] = max(self.sizes[file], at + length)
+        if self.rng.random() < 0.15:
+            self.sync(file)
+        if self.sizes[file] > LARGE and self.rng.random() < 0.2:
+            self.close(file, 0.7)
+            self.fd = -1
+
     def step(self) -> None:
         """One of them, at random."""
         kinds = [self.do_save, self.do_overwrite, self.do_edit, self.do_remove, self.do_move]
@@ -154,11 +182,12 @@ class Writer:
 
 
 def main() -> None:
-    top, log, seed = sys.argv[1:]
+    top, log, seed, *large = sys.argv[1:]
     os.mkdir(top)
     writer = Writer(top, log, int(seed))
+    step = writer.do_grow if large else writer.step
     while not select.select([sys.stdin], [], [], 0)[0]:
-        writer.step()
+        step()
         time.sleep(writer.rng.choice([0.0, 0.0, 0.01, 0.1]))
 
 
