@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterable
 
 from cachefs.meta.database import Database
@@ -14,6 +15,9 @@ _COLUMNS = (
 _PREFIXED = ",".join(f"i.{column}" for column in _COLUMNS.split(","))
 
 _INSERT = f"INSERT INTO inode({_COLUMNS}) VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+
+_LATEST, _FOLDERS = 4096, 64
+"""Entries, and directories, that are looked at to learn how large files are."""
 
 
 class Inodes:
@@ -36,6 +40,23 @@ class Inodes:
             (parent, name),
         )
         return InodeRow(*row) if row else None
+
+    def largest_in(self, folder: int) -> int:
+        """Bytes of the largest file among the latest entries of a directory, 0 without any."""
+        return self._largest("SELECT ino FROM dentry WHERE parent=? ORDER BY id DESC", folder)
+
+    def largest_below(self, folder: int) -> int:
+        """The same, of the directories in it."""
+        latest = f"SELECT ino FROM dentry WHERE parent=? ORDER BY id DESC LIMIT {_FOLDERS}"
+        return self._largest(f"SELECT ino FROM dentry WHERE parent IN ({latest})", folder)
+
+    def _largest(self, entries: str, folder: int) -> int:
+        sql = (
+            f"SELECT max(size) FROM inode WHERE ino IN ({entries} LIMIT {_LATEST})"
+            f" AND (mode&{0o170000})={stat.S_IFREG}"
+        )
+        row = self._db.one(sql, (folder,))
+        return int(row[0] or 0) if row else 0
 
     def children(self, parent: int, after: int, limit: int) -> list[tuple[int, bytes, InodeRow]]:
         """Up to `limit` entries (dentry id, name, inode) with ids above `after`, in id order."""

@@ -1,7 +1,7 @@
 """How large files of a directory are, so that a new one gets room enough.
 
 Each checkpoint has a directory of its own, and its first file finds that empty: then those of the
-directories beside it tell.
+directories beside it tell. What was there before this daemon is looked up once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _REMEMBERED = 100_000
 
 
 class Sizes:
-    """The largest file of each directory, as far as they were closed by this daemon."""
+    """The largest file of each directory that is or was there."""
 
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
@@ -29,8 +29,9 @@ class Sizes:
             self._in.clear()
             self._below.clear()
         parent = names[0].parent
-        for sizes, folder in ((self._in, parent), (self._below, self._above(parent))):
-            sizes[folder] = max(row.size, sizes.get(folder, 0))
+        above = self._above(parent)
+        self._in[parent] = max(row.size, self.seen(parent))
+        self._below[above] = max(row.size, self._seen_below(above))
 
     def _above(self, folder: int) -> int:
         names = self._meta.dentries.of_inode(folder)
@@ -38,8 +39,15 @@ class Sizes:
 
     def seen(self, folder: int) -> int:
         """Bytes of the largest file seen in a directory; 0: none was."""
-        return self._in.get(folder, 0)
+        if folder not in self._in:
+            self._in[folder] = self._meta.inodes.largest_in(folder)
+        return self._in[folder]
+
+    def _seen_below(self, above: int) -> int:
+        if above not in self._below:
+            self._below[above] = self._meta.inodes.largest_below(above)
+        return self._below[above]
 
     def likely(self, folder: int) -> int:
         """The same; of a directory where none was, in those beside it."""
-        return self._in.get(folder) or self._below.get(self._above(folder), 0)
+        return self.seen(folder) or self._seen_below(self._above(folder))

@@ -1,8 +1,8 @@
 """A client program: saves, edits, renames and deletes files, and writes down what it was told.
 
 Run as a program (standard library only): `writer.py DIRECTORY LOG SEED [large]`. Each call is a
-line of JSON on standard output with the positions in the recorder's log before and after it: what an fsync
-said before the power went must be true. It ends when its standard input does.
+line of JSON on standard output with the positions in the recorder's log before and after it: what
+an fsync said before the power went must be true. It ends when its standard input does.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ def is_whole(path: Path, mib: int, seed: int) -> bool:
         return all(file.read(MIB) == bytes([(n + seed) % 251]) * MIB for n in range(mib))
 
 
-def opened(mount: Mount, path: str) -> tuple[str, str]:
+def opened(mount: Mount, path: str, size: int = 12_345) -> tuple[str, str]:
     """(lane, kind of its device) of a new file with a little in it."""
     with open(mount.path / path, "wb", buffering=0) as file:
-        file.write(bytes(12_345))
+        file.write(bytes(size))
         return mount.xattr("lane", path), kind_of(mount, path)
 
 
@@ -66,10 +66,16 @@ def test_no_save_fails_for_lack_of_ram(
             each.result(60)
         for seed, path in enumerate(shards):
             assert is_whole(path, RAM + 20, seed)
-            os.unlink(path)
+            if step == 1:
+                os.unlink(path)
     (mount.path / "run/step-3").mkdir()
     assert opened(mount, "run/step-3/0.bin") == ("passthrough", "disk")
     for step in (1, 2):
         (mount.path / f"small/step-{step}").mkdir(parents=True)
     assert opened(mount, "small/step-1/0.bin") == ("tracked", "ram"), "nobody knows it"
     assert opened(mount, "small/step-2/0.bin") == ("passthrough", "ram"), "as small as the others"
+    mount.remount()
+    for run, where, size in (("small", "ram", 23_456), ("run", "disk", 34_567)):
+        (mount.path / run / "step-4").mkdir()
+        told = opened(mount, f"{run}/step-4/0.bin", size)
+        assert told == ("passthrough", where), "what was learned is known after a restart"
