@@ -17,10 +17,12 @@ from cachefs.cli.status import Json
 from cachefs.errors import CacheError, UsageError
 from cachefs.fsck.check import check
 from cachefs.fsck.report import CHECKS, CLEAN, MENDED, TROUBLE, UNCHECKED, Finding, Report
-from cachefs.fsck.salvage import Salvage, salvage
+from cachefs.fsck.salvage import Salvage, Saved, salvage
 
 _MOST = 200
 """Findings shown to people; JSON has all of them."""
+_RANGES = 8
+"""The same of the ranges of a file that are not here."""
 
 
 def fsck(
@@ -120,10 +122,24 @@ def _tell_saved(done: Salvage) -> None:
     for each in done.files[:_MOST]:
         how = "" if each.known_by == "database" else f", path from {each.known_by}"
         print(f"{output.printable(each.path)}: {output.size(each.size)}, {each.state}{how}")
+        _tell_away(each)
     if len(done.files) > _MOST:
         print(f"and {output.count(len(done.files) - _MOST, 'more file')}")
     total = output.size(sum(each.size for each in done.files))
     print(f"{output.count(len(done.files), 'file')}, {total} in {done.directory}")
+
+
+def _tell_away(saved: Saved) -> None:
+    """What of a file is not in what was written out."""
+    if not saved.in_store:
+        return
+    lacking = sum(each.end - each.start for each in saved.in_store)
+    print(f"  INCOMPLETE: {output.size(lacking)} of it are in the store only, and are holes here:")
+    for each in saved.in_store[:_RANGES]:
+        what = f"bytes {each.start}-{each.end - 1} are in {output.printable(each.key)}"
+        print(f"  {what} from {each.offset} on")
+    if len(saved.in_store) > _RANGES:
+        print(f"  and {output.count(len(saved.in_store) - _RANGES, 'more range')} (--json)")
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Every cache file is written to a plain directory, under its path as far as that is known: from the
 database if SQLite reads it, else from what is left of its pages, else from the note that a cache
 file bears of the path under which it was last closed, else as `gen-N`. Holes stay holes. The cache
-is only read.
+is only read. Of a file that is partly in the store the ranges that lack are told, and the objects
+that have them: what is written out has holes there.
 """
 
 from __future__ import annotations
@@ -24,9 +25,22 @@ from cachefs.fsck.check import copy_database, locked
 from cachefs.fsck.place import Place, home_of, number
 from cachefs.meta import wal
 from cachefs.meta.inspection import Inspection
+from cachefs.model.spans import Span
 
 _DEEPEST = 4096
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Bytes [start, end) of a file that its cache file lacks."""
+
+    start: int
+    end: int
+    key: str
+    """The object that has them, below the store's prefix."""
+    offset: int
+    """Where in it they begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,8 @@ class Known:
     state: str
     is_current: bool
     """False for an older version of a file than the one that is shown."""
+    away: tuple[Away, ...] = ()
+    """What of it is in the store only."""
 
 
 @dataclass(slots=True)
@@ -50,6 +66,8 @@ class Saved:
     state: str
     known_by: str
     """How its path was found: database, pages, note, or nothing."""
+    in_store: list[Away] = field(default_factory=list)
+    """Ranges that are in the store and not here: holes in what was written out."""
 
 
 @dataclass(slots=True)
@@ -131,18 +149,30 @@ def _by_sqlite(
             raise CachefsError("it is damaged")
         inspection.complete()
         number(places, inspection.devices())
-        paths = _Paths(inspection.names())
+        paths, away = _Paths(inspection.names()), _away(inspection)
         known = {}
         for row in inspection.files():
             if row.copy_device is not None and row.copy_file is not None:
                 second = Known(paths.of(row.ino), row.state, False)
                 known[row.copy_device, row.copy_file] = second
             if not row.grows:
-                first = Known(paths.of(row.ino), row.state, row.is_current)
+                first = Known(paths.of(row.ino), row.state, row.is_current, away.get(row.gen, ()))
                 known[row.device, row.file] = first
         return known
     finally:
         inspection.close()
+
+
+def _away(inspection: Inspection) -> dict[int, tuple[Away, ...]]:
+    """Generation -> what of it is in the store only."""
+    found = {
+        gen: tuple(Away(start, end, key, start) for start, end, key in ranges)
+        for gen, ranges in inspection.partial().items()
+    }
+    for gen, ranges in inspection.away().items():
+        spans = [Span(key, gen, start, end, None, None, 0) for start, end, key in ranges]
+        found[gen] = tuple(Away(each.start, each.end, each.object, each.offset) for each in spans)
+    return found
 
 
 def _by_pages(database: Path) -> dict[tuple[int, int], Known]:
@@ -196,7 +226,8 @@ def _save(
         return
     state = known.state if known is not None else "unknown"
     shown = os.fsencode(relative).decode(errors="backslashreplace")
-    done.files.append(Saved(shown, str(path), size, state, known_by))
+    away = list(known.away) if known is not None else []
+    done.files.append(Saved(shown, str(path), size, state, known_by, away))
 
 
 def _safe(path: bytes) -> PurePosixPath:

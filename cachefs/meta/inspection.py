@@ -268,6 +268,34 @@ class Inspection:
 
     # -- salvaging ----------------------------------------------------------------------------
 
+    def away(self) -> dict[int, list[tuple[int, int, str]]]:
+        """Generation -> (start, end, key) of each range that is in the store and not in its cache
+        file. Of the generations that an object shows nothing is: all of it is there."""
+        found: dict[int, list[tuple[int, int, str]]] = {}
+        if "span" not in self._tables():  # of an older version
+            return found
+        rows = self._db.execute(
+            'SELECT gen,start,"end",key FROM span WHERE gen<>0 AND etag IS NOT NULL'
+            " ORDER BY gen,start"
+        )
+        for gen, start, end, key in rows:
+            found.setdefault(gen, []).append((start, end, str(key)))
+        return found
+
+    def partial(self) -> dict[int, list[tuple[int, int, str]]]:
+        """The same of what was fetched in part, or has left the cache: what lacks is in the object,
+        if it still is what it was."""
+        rows = self._db.execute(
+            "SELECT g.gen,g.size,g.present,o.key FROM generation g JOIN object o ON o.gen=g.gen"
+            " WHERE g.present IS NOT NULL AND o.etag<>''"
+        )
+        found: dict[int, list[tuple[int, int, str]]] = {}
+        for gen, size, packed, key in rows:
+            if _no_extents(packed, size) is None:
+                gaps = ExtentSet.unpack(packed).gaps(0, size)
+                found[gen] = [(start, end, str(key)) for start, end in gaps]
+        return found
+
     def names(self) -> Iterable[tuple[int, bytes, int]]:
         """(directory, name, inode) of every entry."""
         return self._db.execute("SELECT parent,name,ino FROM dentry ORDER BY id").fetchall()

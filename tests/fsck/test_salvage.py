@@ -16,6 +16,7 @@ from cachefs.errors import UsageError
 from cachefs.fsck.carve import carve
 from cachefs.fsck.salvage import salvage
 from cachefs.meta import Meta
+from cachefs.model.extents import ExtentSet
 from tests.cli.conftest import run as run
 from tests.fsck.cache import BODIES, Cache
 
@@ -182,3 +183,30 @@ def test_the_command(cache: Cache, tmp_path: Path, run: Callable[..., object]) -
     wrong = run("fsck", str(cache.directory))
     assert wrong.code == 1  # type: ignore[attr-defined]
     assert "--salvage DIR" in wrong.out  # type: ignore[attr-defined]
+
+
+def test_what_is_in_the_store_only_is_told(
+    cache: Cache, tmp_path: Path, run: Callable[..., object]
+) -> None:
+    """Ranges of a file that outgrew the cache, and of one that was fetched in part: which, and the
+    objects that have them."""
+    hidden = ".cachefs/spans/n1/abc"
+    columns = 'key,gen,start,"end",etag,crc64,asked_ns'
+    cache.sql(
+        f"INSERT INTO span({columns}) VALUES('{hidden}',1,0,4096,'e',NULL,1)",
+        f"INSERT INTO span({columns}) VALUES('.cachefs/spans/n1/c#8192',1,8192,9000,'e',NULL,1)",
+        f"INSERT INTO span({columns}) VALUES('.cachefs/spans/n1/asked',1,9000,9100,NULL,NULL,1)",
+        f"UPDATE generation SET present=X'{ExtentSet([(0, 1000)]).pack().hex()}' WHERE gen=2",
+    )
+    done = salvage([cache.directory], tmp_path / "out")
+    told = {each.path: [(a.start, a.end, a.key, a.offset) for a in each.in_store]
+            for each in done.files}  # fmt: skip
+    size = len(BODIES["safe.bin"])
+    assert told == {
+        "dirty.bin": [(0, 4096, hidden, 0), (8192, 9000, ".cachefs/spans/n1/c", 8192)],
+        "safe.bin": [(1000, size, "safe.bin", 1000)],
+        "runs/sent.bin": [],
+    }
+    said = run("fsck", str(cache.directory), "--salvage", str(tmp_path / "again"))
+    assert "INCOMPLETE" in said.out  # type: ignore[attr-defined]
+    assert f"bytes 0-4095 are in {hidden} from 0 on" in said.out  # type: ignore[attr-defined]
