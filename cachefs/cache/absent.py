@@ -32,6 +32,7 @@ class AbsentDevice(CacheDevice):
         self._kind = kind
         self._survives: Level | None = None
         self.in_memory = False
+        self.write_speed = None
         self._fs_type = 0
         self._files = f"{path}/absent"  # Never made: what may lie at `path` is somebody else's.
         self._heartbeat = NoHeartbeat(why)

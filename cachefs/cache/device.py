@@ -78,6 +78,8 @@ class CacheDevice:
         self._survives = survives
         self._files = f"{self.directory}/files"
         self.closings: Closings | None = None
+        self.write_speed: float | None = None
+        """Bytes a second, as it was measured; None: it was not."""
         make_top(self.directory)
         self._lock = claim(self.directory)
         try:

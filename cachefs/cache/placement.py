@@ -18,6 +18,7 @@ class Placement:
     Devices that are equally fast take turns, so that files that are written together spread over
     all of them and bandwidth adds up: as often as their headroom is a part of that of all, so that
     a smaller one serves as well and they fill up at the same time (smooth weighted round robin).
+    One that was measured to be less than half as fast as the fastest gets so much less of them.
     """
 
     def __init__(self, ledgers: Sequence[SpaceLedger]) -> None:
@@ -52,9 +53,10 @@ class Placement:
         return next(each for each in self._ledgers if each.device is device)
 
     def _take_turns(self, equals: Sequence[SpaceLedger]) -> SpaceLedger:
-        whole = sum(ledger.headroom() for ledger in equals)
-        for ledger in equals:
-            self._credit[ledger.device.index] += ledger.headroom() / whole
+        fastest = max(each.device.write_speed or 0.0 for each in equals)
+        shares = [each.headroom() * _slowness(each, fastest) for each in equals]
+        for ledger, share in zip(equals, shares, strict=True):
+            self._credit[ledger.device.index] += share / sum(shares)
         chosen = max(equals, key=lambda ledger: self._credit[ledger.device.index])
         self._credit[chosen.device.index] -= 1.0
         return chosen
@@ -62,6 +64,12 @@ class Placement:
 
 def _has_room(ledger: SpaceLedger, expected_size: int) -> bool:
     return ledger.headroom() >= max(1, expected_size) and not ledger.above_high
+
+
+def _slowness(ledger: SpaceLedger, fastest: float) -> float:
+    """How much less a device is to get for being slow; 1.0: as much as any."""
+    speed = ledger.device.write_speed
+    return speed / fastest if speed is not None and speed < fastest / 2 else 1.0
 
 
 def _rank(ledger: SpaceLedger) -> tuple[int, bool, bool]:

@@ -147,6 +147,8 @@ def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str | Text]]:
     for device in cache["devices"]:
         path = output.printable(device["path"])
         text = f"{path}: {device['kind']}, {_filled(device)}, survives {device['survives']}"
+        if speed := device.get("write_bytes_per_second"):
+            text += f", {output.size(speed)}/s"
         error = device.get("error")
         yield "", f"{text}; FAILED: {output.printable(error)}" if error else text
 

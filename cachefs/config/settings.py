@@ -133,6 +133,9 @@ class CacheSettings(_Section):
     """How long a writer waits for room before it is told that there is none (ENOSPC)."""
     prefetch: bool = True
     """Fetch the rest of a checkpoint's directory once two of its files are being read."""
+    measure: bool = True
+    """Of several disks, write 48 MiB to each once, some seconds after the first mount, to find out
+    which are slow."""
     preserve_limit: Size = GIB
     """Largest file copied to keep its bytes for an upload while it is rewritten."""
     high_watermark: Fraction = 0.9

@@ -37,6 +37,7 @@ from cachefs.daemon.handlers import (
 from cachefs.daemon.joining import join
 from cachefs.daemon.services import Lanes, Services
 from cachefs.daemon.session import StoreSession, WrongStore
+from cachefs.daemon.speeds import Speeds
 from cachefs.daemon.storage import Storage, open_storage
 from cachefs.daemon.takeover import restore_handles
 from cachefs.daemon.tiering import ReadWarm, Tiering
@@ -298,6 +299,10 @@ class Server:
                 self._warnings.append(f"the store cannot be used: {parts.session.problem}")
             make_room = parts.storage.make_room
             nursery.start_soon(tasks.keep_going, parts.session.keep_trying, make_room)
+        if self._settings.cache.measure:
+            speeds = Speeds(parts.storage.meta, parts.storage.ledgers)
+            speeds.recall()
+            nursery.start_soon(speeds.run)
         evicted = self._metrics.counter("cachefs_evicted_bytes_total")
         overruns = self._metrics.counter("cachefs_overruns_total")
         reaper = Reaper(

@@ -78,6 +78,7 @@ class StatusReport:
             {
                 "path": str(ledger.device.directory),
                 "kind": str(ledger.device.kind),
+                "write_bytes_per_second": _whole(ledger.device.write_speed),
                 "used_bytes": ledger.used,
                 "size_bytes": ledger.limit,
                 "survives": str(ledger.device.survives),
@@ -249,3 +250,7 @@ class StatusReport:
             "state": info.state if info is not None else None,
             "survives": info.survives if info is not None else None,
         }
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None else None

@@ -123,3 +123,19 @@ def test_when_nothing_has_room_the_roomiest_serves(ledgers: list[SpaceLedger]) -
         ledger.charge(ledger.limit)
     ledgers[2].credit(GIB // 2)
     assert chosen(Placement(ledgers), GIB) == 2
+
+
+def test_a_device_that_was_measured_slow_gets_less(ledgers: list[SpaceLedger]) -> None:
+    """In proportion, once it is less than half as fast; among disks of one kind only."""
+    ledgers[0].device.write_speed = 9e12
+    ledgers[1].device.write_speed, ledgers[2].device.write_speed = 100e6, 400e6
+    placement = Placement(ledgers[:3])
+    placed = [chosen(placement, 1) for _ in range(100)]
+    assert placed.count(1) == pytest.approx(20, abs=1)
+    assert placed.count(2) == pytest.approx(80, abs=1)
+    ledgers[1].device.write_speed = 250e6
+    placed = [chosen(placement, 1) for _ in range(100)]
+    assert placed.count(1) == pytest.approx(50, abs=1)
+    ledgers[1].device.write_speed = None
+    placed = [chosen(placement, 1) for _ in range(100)]
+    assert placed.count(1) == pytest.approx(50, abs=1), "nothing is known of it"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.either_lane
 MIB = 1 << 20
 SHARDS = 8
 OPTIONS = {"cache.size": "400MiB", "cache.meta_reserve": "1MiB", "flush.settle": "60s",
-           "flush.settle_max": "60s"}  # fmt: skip
+           "cache.measure": "false", "flush.settle_max": "60s"}  # fmt: skip
 
 
 class Disk:
@@ -147,3 +147,22 @@ def test_a_file_that_outgrows_its_disk_goes_on_on_the_other(
     poll(lambda: mount.status()["cache"]["devices"][0]["used_bytes"] == 0, 20)
     mount.wait()
     assert hashlib.sha256(dir_store.get("long.bin")).hexdigest() == written
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("lane", ["tracked"])
+def test_the_speed_of_disks_is_measured_once(
+    mounted: MountFactory, dir_store: Any, disks: list[Disk]
+) -> None:
+    """It is shown, and still known after a restart."""
+    options = {**OPTIONS, "cache.measure": "true"}
+    mount = mounted(dir_store, cache_dirs=[d.top / "cache" for d in disks], options=options)
+
+    def speeds() -> list[int | None]:
+        return [d["write_bytes_per_second"] for d in mount.status()["cache"]["devices"]]
+
+    poll(lambda: all(speeds()), 40, what="both are measured")
+    assert all(disk.written >= 48 * MIB for disk in disks)
+    known = speeds()
+    mount.remount()
+    assert speeds() == known
