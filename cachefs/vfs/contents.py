@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -179,7 +178,7 @@ class Contents(Sealing):
         base: int | None = None,
         present: ExtentSet | None = None,
     ) -> GenerationRow:
-        now = time.time_ns()
+        now = clock.now_ns()
         row = GenerationRow(
             gen=0, ino=ino, device=device.index, file=file, state=state, lane=lane, size=size,
             dirty=dirty.pack() if dirty is not None else None, base=base,

@@ -89,7 +89,8 @@ class Sealing(Endings):
         """Attributes and names that changed while the file was open were to go out with its
         content, and there is none."""
         inode = self._meta.inodes.get(ino)
-        if inode is not None and inode.ctime_ns > gen.created_ns:
+        # By the same clock (`vfs.clock`): a change within its tick may bear the same time.
+        if inode is not None and inode.ctime_ns >= gen.created_ns:
             for dentry in self._meta.dentries.of_inode(ino):
                 self._queue.publish(dentry, None, inode.size)
 

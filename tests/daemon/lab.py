@@ -25,6 +25,7 @@ from cachefs.daemon.services import Lanes, Services
 from cachefs.daemon.storage import open_storage
 from cachefs.daemon.tiering import ReadWarm, read_nothing
 from cachefs.errors import CachefsError, StoreError
+from cachefs.model.objectmeta import decode
 from cachefs.observe.control import Handler
 from cachefs.observe.metrics import Metrics
 from cachefs.store.crc import ARITHMETIC, crc64_of
@@ -121,6 +122,10 @@ class Bucket:
     def mode(self, key: str) -> int:
         """As the object's metadata has it."""
         return int(self._store.head(key).metadata["mode"])
+
+    def mtime_ns(self, key: str) -> int | None:
+        """As the object's metadata has it."""
+        return decode(self._store.head(key).metadata).mtime_ns
 
 
 @dataclass
