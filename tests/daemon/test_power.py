@@ -85,9 +85,10 @@ async def test_concurrent_syncs_share_one(lab: Lab) -> None:
     calls = []
     lab.services.meta.db.sync = lambda: calls.append(1)  # type: ignore[method-assign]
     handles = [await lab.open(f"f{number}") for number in range(50)]
+    for fh in handles:
+        await lab.put(fh, b"x")
     async with trio.open_nursery() as nursery:
         for fh in handles:
-            await lab.put(fh, b"x")
             nursery.start_soon(lab.services.files.fsync, fh)
     assert 1 <= len(calls) < 25
 
