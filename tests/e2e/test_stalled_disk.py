@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import select
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_readonly_disk import Ext4
+from tests.support import postmortem
 from tests.support.actor import pattern
 from tests.support.client import Client
 from tests.support.mounts import Mount, MountFactory, poll
@@ -75,3 +80,106 @@ def test_looking_goes_on(mounted: MountFactory, dir_store: Any, disk: Ext4, clie
     mount.wait()
     assert dir_store.get("written") == pattern(1, 100_000) + pattern(2, 100_000)
     assert dir_store.get("late") == b"after all"
+
+
+# ---- a stall that begins at any instant ---------------------------------------------------------
+
+LOAD = Path(__file__).parents[1] / "lanes/load.py"
+ROOMY = {"cache.size": "100MiB", "cache.meta_reserve": "1MiB"}
+ANSWER = 10.0
+"""Seconds that the disk stays frozen without an answer: one that needs it never comes."""
+_WATCH = """
+import os, sys
+for line in sys.stdin:
+    number = int(line)
+    os.stat(f"{sys.argv[1]}/still/f{number % 5}")
+    os.listdir(f"{sys.argv[1]}/still")
+    print(number, flush=True)
+"""
+
+
+def _database_elsewhere(disk: Ext4, ram_dir: Path) -> None:
+    """All but the database is on the disk: what is committed waits for that of the database."""
+    (ram_dir / "meta").mkdir(mode=0o700)
+    (disk.top / "cache").mkdir(mode=0o700)
+    (disk.top / "cache/meta").symlink_to(ram_dir / "meta")
+
+
+@pytest.fixture
+def programs() -> Iterator[list[subprocess.Popen[str]]]:
+    """What a test has started; ended with it."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def _start(programs: list[subprocess.Popen[str]], *words: object) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-S", *map(str, words)]
+    programs.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1))
+    return programs[-1]
+
+
+def _answers(mount: Mount, watcher: subprocess.Popen[str], number: int) -> None:
+    """Names that are known, and status: all of it from other processes."""
+    assert watcher.stdin is not None
+    assert watcher.stdout is not None
+    watcher.stdin.write(f"{number}\n")
+    heard = select.select([watcher.stdout], [], [], ANSWER)[0]
+    assert heard, f"no answer while the disk is stalled\n{postmortem.report(mount)}"
+    assert watcher.stdout.readline() == f"{number}\n"
+    mount.ask("status", timeout=ANSWER)
+
+
+def _stall_at_random(
+    mount: Mount, disk: Ext4, local: Path, programs: list[Any], stalls: int, longest: float
+) -> None:
+    seed = int(os.environ.get("CACHEFS_TEST_SEED", random.randrange(10**9)))
+    print(f"CACHEFS_TEST_SEED={seed}")
+    rng = random.Random(seed)
+    (mount.path / "still").mkdir()
+    for number in range(5):
+        (mount.path / f"still/f{number}").write_bytes(b"x" * 5000)
+    watcher = _start(programs, "-c", _WATCH, mount.path)
+    loads = []
+    for number in range(2):
+        sides = [top / f"w{number}" for top in (mount.path, local)]
+        for side in sides:
+            side.mkdir(parents=True)
+        loads.append(_start(programs, LOAD, *sides, seed + number))
+    for number in range(stalls):
+        time.sleep(rng.uniform(0.1, 0.8))
+        with frozen(disk):
+            for _ in range(3):
+                _answers(mount, watcher, number)
+                time.sleep(rng.uniform(0.0, longest))
+    for load in loads:
+        told = json.loads(load.communicate(timeout=60)[0])
+        print({kind: round(seconds, 2) for kind, seconds in told["longest"].items()})
+        assert told["differences"] == []
+    mount.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_at_any_instant(
+    mounted: MountFactory, dir_store: Any, disk: Ext4, programs: list[Any], tmp_path: Path,
+    ram_dir: Path,
+) -> None:  # fmt: skip
+    """Whatever the daemon is doing when the disk stalls, those who do not need it go on."""
+    _database_elsewhere(disk, ram_dir)
+    mount = mounted(dir_store, cache_dirs=[disk.top / "cache"], options=ROOMY)
+    _stall_at_random(mount, disk, tmp_path / "local", programs, 8, 0.2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_at_many_instants(
+    mounted: MountFactory, dir_store: Any, disk: Ext4, programs: list[Any], tmp_path: Path,
+    ram_dir: Path,
+) -> None:  # fmt: skip
+    _database_elsewhere(disk, ram_dir)
+    mount = mounted(dir_store, cache_dirs=[disk.top / "cache"], options=ROOMY)
+    _stall_at_random(mount, disk, tmp_path / "local", programs, 200, 1.5)
