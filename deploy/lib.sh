@@ -79,7 +79,8 @@ ensure_system_packages() {
 setup_fingerprint() {
     {
         printf '%s\n' "$CHECKOUT" "$("$SYSTEM_PYTHON" -VV)"
-        cd "$CHECKOUT" && cat pyproject.toml setup.py constraints.txt cachefs/fuse/_tap*.[ch] 2>/dev/null
+        cd "$CHECKOUT" && cat pyproject.toml setup.py constraints.txt \
+            cachefs/fuse/_tap*.[ch] cachefs/meta/_wal*.[ch] 2>/dev/null
     } | sha256sum | cut -c 1-32
 }
 

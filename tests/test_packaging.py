@@ -59,21 +59,30 @@ def wheel_of(sdist: Path, folder: Path, *words: str, env: dict[str, str]) -> set
         return set(archive.namelist())
 
 
-def is_tap(name: str) -> bool:
-    return name.startswith("cachefs/fuse/_tap.") and name.endswith(".so")
+EXTENSIONS = ("cachefs/fuse/_tap.", "cachefs/meta/_walvfs.")
+
+
+def extensions(names: set[str]) -> list[str]:
+    return [
+        each
+        for each in EXTENSIONS
+        for name in names
+        if name.startswith(each) and name.endswith(".so")
+    ]
 
 
 def test_source_distribution_holds_all_that_the_build_needs(sdist: Path) -> None:
     names = contents(sdist)
-    native = {f"cachefs/fuse/{path.name}" for path in (ROOT / "cachefs/fuse").glob("_tap*.[ch]")}
-    assert native
+    found = [*ROOT.glob("cachefs/fuse/_tap*.[ch]"), *ROOT.glob("cachefs/meta/_wal*.[ch]")]
+    native = {path.relative_to(ROOT).as_posix() for path in found}
+    assert len(native) > 10
     assert native | {"setup.py", "LICENSE", "README.md", "constraints.txt"} <= names
     assert {"deploy/quickstart.sh", "systemd/cachefs@.service"} <= names
 
 
 def test_wheel_holds_all_that_runs(sdist: Path, tmp_path: Path) -> None:
     names = wheel_of(sdist, tmp_path, env=dict(os.environ))
-    assert any(map(is_tap, names))
+    assert len(extensions(names)) == len(EXTENSIONS)
     source = sdist.parent / "source"
     kinds = {".py", ".pyi", ".sql", ".html", ".typed"}
     files = [path for path in (source / "cachefs").rglob("*") if path.suffix in kinds]
@@ -83,10 +92,10 @@ def test_wheel_holds_all_that_runs(sdist: Path, tmp_path: Path) -> None:
     assert not {name for name in names if name.startswith("tests/")}
 
 
-def test_without_a_compiler_the_install_goes_on_without_the_tap(
+def test_without_a_compiler_the_install_goes_on_without_extensions(
     sdist: Path, tmp_path: Path
 ) -> None:
     env = {**with_setuptools(sdist.parent), "CC": "/bin/false"}
     names = wheel_of(sdist, tmp_path, "--no-build-isolation", env=env)
-    assert not any(map(is_tap, names))
+    assert not extensions(names)
     assert "cachefs/errors.py" in names

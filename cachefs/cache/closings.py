@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cachefs.cache.system import DeviceKind, device_kind, filesystem_type
+from cachefs.cache.system import DeviceKind, device_kind, filesystem_type, memory_places
 from cachefs.failpoints import Point, reach
 
 SLOTS = 4096
@@ -32,7 +31,6 @@ _ENTRY = struct.Struct("=QqqQ")
 """Number of the cache file (0: the slot is free), time of its last write and size when it was last
 closed, and how often it was (0: never). The tap writes all but the first (`_tap_brief.c`)."""
 _MODE = 0o600
-_DIRECTORY_MODE = 0o700
 
 
 class Closed(NamedTuple):
@@ -45,12 +43,9 @@ class Closed(NamedTuple):
 def open_table(name: str, directories: Collection[Path]) -> Closings | None:
     """The table of the device of that name, in the first of `directories` that is in memory and
     this user's; None: there is no such place."""
-    for directory in directories:
+    for directory in memory_places(directories):
         with suppress(OSError):
-            directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
-            found = directory.lstat()
-            if found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode):
-                return Closings(directory / f"{name}.closed")
+            return Closings(directory / f"{name}.closed")
     return None
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -28,6 +31,7 @@ _FALLOC_FL_PUNCH_HOLE = 0x02
 # struct statfs begins with f_type, a C long on every 64-bit Linux; the rest (120 bytes) is not
 # read.
 _STATFS_BYTES = 256
+_PRIVATE = 0o700
 
 
 CLOCK_REALTIME_COARSE = 5
@@ -203,3 +207,14 @@ def _tells_changes_apart(fd: int) -> bool:
         os.pwrite(fd, b"x", 0)
         times.append(os.fstat(fd).st_mtime_ns)
     return times[0] != times[1] and tick == time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+
+
+def memory_places(directories: Collection[Path]) -> Iterator[Path]:
+    """Those that are in memory and this user's; made if they are not there."""
+    for directory in directories:
+        with suppress(OSError):
+            directory.mkdir(_PRIVATE, parents=True, exist_ok=True)
+            found = directory.lstat()
+            is_own = found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
+            if is_own and device_kind(filesystem_type(directory)) is DeviceKind.RAM:
+                yield directory

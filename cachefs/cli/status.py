@@ -13,6 +13,8 @@ from rich.text import Text
 from cachefs.cli import output, target
 from cachefs.errors import CachefsError, UsageError
 
+_SLOW_DISK = 1.0
+"""Seconds from which a disk that takes no changes is mentioned."""
 _MOST_EFFECTS = 10
 """Pending effects shown to people; JSON has all of them."""
 
@@ -140,6 +142,13 @@ def _cache_facts(cache: Mapping[str, Any]) -> Iterator[tuple[str, str | Text]]:
             "",
             f"{files} larger than the room: written as fast as the store takes it, {moved} so far",
         )
+    metadata = cache.get("metadata")
+    if metadata and metadata["lag_seconds"] >= _SLOW_DISK:
+        waiting = output.size(metadata["pending_bytes"])
+        since = output.duration(metadata["lag_seconds"])
+        why = f" ({metadata['error']})" if metadata["error"] else ""
+        text = f"the disk takes no changes of metadata for {since}{why}: {waiting} wait in memory"
+        yield "", Text(text, "bold red")
     coming = cache.get("next_checkpoint")
     if coming and not coming["fits"]:
         size, room = output.size(coming["expected_bytes"]), output.size(coming["room_bytes"])

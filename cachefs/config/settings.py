@@ -144,6 +144,9 @@ class CacheSettings(_Section):
     """Fill level at which eviction stops."""
     meta_reserve: Size = 64 * MIB
     """Preallocated for the metadata database, so that a full disk cannot hurt it."""
+    commit_patience: Duration = Field(default=0.02, ge=0)
+    """How long a change of metadata waits for the disk, whose errors it is then told; after that it
+    counts, and its record waits in memory until the disk takes it."""
 
     @model_validator(mode="after")
     def _watermarks(self) -> Self:

@@ -86,6 +86,7 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
     services.files.note_changes()
     census = take(services)
     restraint, forecast = services.restraint, services.forecast
+    lag = services.meta.db.lag
     return Snapshot(
         dirty_bytes=census.bytes,
         dirty_files=census.files,
@@ -103,6 +104,8 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
         cache_healthy={
             str(each.device.directory): int(each.device.healthy) for each in services.ledgers
         },
+        metadata_pending_bytes=lag.nbytes,
+        metadata_lag_seconds=lag.seconds,
         waiting_writers=services.files.admission.waiting,
         next_checkpoint_bytes=forecast.nbytes if forecast else 0,
         next_checkpoint_room_bytes=forecast.room if forecast else 0,

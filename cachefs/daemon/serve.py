@@ -84,7 +84,7 @@ class Server:
 
     def run(self) -> int:
         """Serve until the end; returns the exit code. Raises CachefsError when it cannot start."""
-        storage = open_storage(self._settings)
+        storage = open_storage(self._settings, runfiles.memory_dirs())
         try:
             stack_depth = max(device.stack_depth for device in storage.devices)
             mount = self._settings.mount

@@ -95,7 +95,20 @@ class StatusReport:
             "offloaded_bytes": self._services.offloader.total,
             "used_bytes": sum(ledger.used for ledger in self._services.ledgers),
             "size_bytes": sum(ledger.limit for ledger in self._services.ledgers),
+            "metadata": self._metadata(),
             "devices": told,
+        }
+
+    def _metadata(self) -> dict[str, Any]:
+        """Whether commits wait for a disk that stands still, or in memory; and how many do."""
+        database = self._meta.db
+        lag = database.lag
+        return {
+            "deferred": database.deferral is not None,
+            "reason": "" if database.deferral is not None else database.undeferred,
+            "pending_bytes": lag.nbytes,
+            "lag_seconds": lag.seconds,
+            "error": os.strerror(lag.error) if lag.error else None,
         }
 
     def _next_checkpoint(self) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -20,12 +20,13 @@ from cachefs.cache.absent import AbsentDevice
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.journal import Journal
 from cachefs.cache.ledger import SpaceLedger, resolve_limits
-from cachefs.cache.system import DeviceKind
+from cachefs.cache.system import DeviceKind, memory_places
 from cachefs.config import Settings
 from cachefs.errors import CacheError, DeviceMissing
 from cachefs.flush.reboot import Reboots
 from cachefs.meta import Meta
 from cachefs.meta.database import Damaged, SchemaTooNew, check_version, disk_error
+from cachefs.meta.deferral import PATIENCE
 from cachefs.model.survival import Level
 
 _DEVICES = "devices"
@@ -61,7 +62,7 @@ class Storage:
 
     def warnings(self) -> list[str]:
         """What a person should know of the devices, one line each."""
-        told = []
+        told = [self.meta.db.note] if self.meta.db.note else []
         for device in self.devices:
             if not isinstance(device, AbsentDevice) or device.retired:
                 continue
@@ -108,8 +109,9 @@ class _Entry:
     kind: str
 
 
-def open_storage(settings: Settings) -> Storage:
-    """Lock the cache devices and open the database. Raises CacheError."""
+def open_storage(settings: Settings, memory: Collection[Path] = ()) -> Storage:
+    """Lock the cache devices and open the database. `memory`: directories where commits may wait
+    for a slow disk, if they are in memory. Raises CacheError."""
     given = _Given()
     try:
         for index, path in enumerate(settings.cache.dirs):
@@ -123,7 +125,7 @@ def open_storage(settings: Settings) -> Storage:
         if not _has_database(home):
             given.require_all()
             _refuse_left_over(given.devices)
-        meta = open_meta(given.devices)
+        meta = open_meta(given.devices, memory, settings.cache.commit_patience)
         try:
             devices = _arrange(meta, given, home)
             return Storage(devices, _ledgers(settings, devices, meta, home), meta, home)
@@ -181,13 +183,17 @@ def _refuse_left_over(devices: Sequence[CacheDevice]) -> None:
             )
 
 
-def open_meta(devices: Sequence[CacheDevice]) -> Meta:
+def open_meta(
+    devices: Sequence[CacheDevice], memory: Collection[Path] = (), patience: float = PATIENCE
+) -> Meta:
     """The database of a cache, made if the cache is new: never an empty one over files that are
     there. Raises CacheError."""
-    path = _database(find_home(devices))
+    home = find_home(devices)
+    path = _database(home)
+    waiting = next(memory_places(memory), None) if home.survives > Level.PROCESS else None
     is_new = all(next(device.list_generations(), None) is None for device in devices)
     try:
-        meta = Meta(path, may_create=is_new)
+        meta = Meta(path, may_create=is_new, memory=waiting, patience=patience)
         if meta.db.lost_commits and not Reboots(meta).happened():
             raise Damaged(f"{path}-wal is damaged: {meta.db.lost_commits} changes are beyond reach")
         return meta

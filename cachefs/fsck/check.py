@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -13,7 +14,7 @@ from cachefs.fsck.content import Content
 from cachefs.fsck.files import Files
 from cachefs.fsck.place import Place, home_of, number
 from cachefs.fsck.report import Progress, Report
-from cachefs.meta import wal
+from cachefs.meta import ring, wal
 from cachefs.meta.database import SCHEMA_VERSION
 from cachefs.meta.inspection import Inspection
 from cachefs.meta.invariants import INVARIANTS
@@ -46,6 +47,7 @@ def check(
     report = Report([str(directory) for directory in directories])
     with locked(directories) as places:
         first = home_of(places)
+        _bring_to_log(first.database, report, repair)
         if not first.database.exists() or not first.database.stat().st_size:
             _without_database(places, report)
             return report
@@ -60,6 +62,16 @@ def check(
             copy = copy_database(first.database, Path(scratch), with_log=log.damage is None)
             _check_all(places, copy, log, report, False, content, progress)
     return report
+
+
+def _bring_to_log(database: Path, report: Report, repair: bool) -> None:
+    """What a daemon that was killed had committed while the disk stood still."""
+    left = ring.recover(database)
+    left.close()
+    if left.note and not left.is_gone:
+        report.add("commits-waiting", left.note, repaired=repair)
+        if repair:
+            ring.pointer(database).unlink(missing_ok=True)
 
 
 def _without_database(places: Sequence[Place], report: Report) -> None:
@@ -136,12 +148,20 @@ def _is_readable(
         report.add("database-damaged", damage)
         report.salvageable = True
         return False
-    if log.damage is None and log.size and (lost := wal.lost_commits(database, log)):
+    if log.damage is None and log.size and (lost := _lost_commits(database, log)):
         report.add("log-damaged", f"{lost} changes are beyond reach", repaired=repair)
     if (version := inspection.version()) > SCHEMA_VERSION:
         report.add("database-too-new", f"schema version {version}, known is {SCHEMA_VERSION}")
         return False
     return True
+
+
+def _lost_commits(database: Path, log: wal.Wal) -> int:
+    index = wal.open_index(database)
+    try:
+        return wal.lost_commits(database, log, index)
+    finally:
+        os.close(index)
 
 
 def _check_values(inspection: Inspection, report: Report, repair: bool) -> bool:

@@ -17,7 +17,10 @@ from cachefs.errors import CacheError
 from cachefs.fsck.report import UNCHECKED
 
 _OWN = {"LOCK", "device", "device.new", "heartbeat", "meta", "files", SALVAGED}
-_OWN_META = {"cachefs.db", "cachefs.db-wal", "cachefs.db-shm", "reserve", "journal", "journal.new"}
+_OWN_META = {
+    *("cachefs.db", "cachefs.db-wal", "cachefs.db-shm", "cachefs.db-ring", "cachefs.new"),
+    *("reserve", "journal", "journal.new"),
+}
 _MODE = 0o700
 
 

@@ -18,6 +18,7 @@ FILE_CHECKS: dict[str, tuple[str, bool]] = {
     "database-damaged": ("the database cannot be read as a whole", True),
     "database-too-new": ("the database was written by a newer cachefs", False),
     "log-damaged": ("the database's write-ahead log is damaged: changes are lost", True),
+    "commits-waiting": ("changes that waited in memory for the disk cannot be used", True),
     "odd-value": ("a column holds what is not of its type", True),
     "extents-without-sense": ("which bytes are dirty or present cannot be told", True),
     "file-missing": ("a dirty generation has no cache file", False),

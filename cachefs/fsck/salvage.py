@@ -23,7 +23,7 @@ from cachefs.errors import CachefsError, UsageError
 from cachefs.fsck.carve import carve
 from cachefs.fsck.check import copy_database, locked
 from cachefs.fsck.place import Place, home_of, number
-from cachefs.meta import wal
+from cachefs.meta import ring, wal
 from cachefs.meta.inspection import Inspection
 from cachefs.model.spans import Span
 
@@ -100,8 +100,9 @@ def salvage(
     """
     with locked(directories) as places:
         _make(target, places)
-        known, source = _knowledge(places)
         done = Salvage(str(target))
+        _bring_to_log(home_of(places).database, done)
+        known, source = _knowledge(places)
         numbers = [(place, file) for place in places for file in sorted(place.numbers())]
         # What is shown now has the right to its name; older versions get another.
         numbers.sort(key=lambda each: not _is_current(known.get((each[0].index, each[1]))))
@@ -109,6 +110,17 @@ def salvage(
             _save(place, file, known.get((place.index, file)), source, target, done)
             progress(count, len(numbers))
         return done
+
+
+def _bring_to_log(database: Path, done: Salvage) -> None:
+    """What a daemon that was killed had committed while the disk stood still: names, perhaps."""
+    try:
+        left = ring.recover(database)
+    except OSError as error:
+        done.failed.append(f"{database}: changes that wait in memory are left out: {error}")
+    else:
+        left.close()
+        done.failed += [left.note] if left.note and not left.is_gone else []
 
 
 def _make(target: Path, places: Sequence[Place]) -> None:

@@ -16,13 +16,16 @@ from typing import Any, TypeVar
 
 import pyfuse3
 import structlog
+import trio
 
 from cachefs.errors import CachefsError
 from cachefs.fuse import failpoints
 from cachefs.meta.applied import current_request
-from cachefs.meta.database import disk_error, is_broken
+from cachefs.meta.database import Database, disk_error, is_broken
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+
+_CROWDED_PAUSE = 0.05
 
 log = structlog.get_logger("cachefs.fuse")
 
@@ -64,10 +67,19 @@ def _tell(op: str, error: Exception, expected: bool) -> None:
         log.error("the metadata database cannot be written", op=op, reason=str(error))
 
 
+async def room(database: Database) -> None:
+    """Return once more may be committed without waiting for the disk: at once, as a rule."""
+    while True:
+        if not database.crowded:
+            return
+        await trio.sleep(_CROWDED_PAUSE)
+
+
 def once(handler: Handler) -> Handler:
     """For mutations that must not happen twice: a request that is sent again after a takeover and
     was applied already goes to the method `_again_<name>`, which only answers it. A mutation comes
-    after every file that was closed before it."""
+    after every file that was closed before it. It does not begin while so many wait for the disk
+    that there is no room for more."""
     name = f"_again_{handler.__name__}"
 
     @functools.wraps(handler)
@@ -79,6 +91,7 @@ def once(handler: Handler) -> Handler:
             return await getattr(self, name)(*args)
         current_request.set(request)
         try:
+            await self.room()
             return await handler(self, *args)
         finally:
             current_request.set(0)

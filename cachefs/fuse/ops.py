@@ -7,11 +7,12 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 import pyfuse3
 
-from cachefs.fuse.guard import RequestObserver, guarded, once
+from cachefs.fuse.guard import RequestObserver, guarded, once, room
 from cachefs.fuse.listings import Listings
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
@@ -84,6 +85,7 @@ class CacheOperations(pyfuse3.Operations):
         self._listings = listings
         self.settle = files.table.settle
         self.gather = gather
+        self.room = partial(room, meta.db)
         self._on_created = on_created
         self.before_open: Callable[[int, int], Awaitable[None]] = _at_once
         """Awaited with inode and flags before a file is opened; returns without having waited when
@@ -326,6 +328,7 @@ class CacheOperations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         atime_now, mtime_now = self._times_of_now()
+        await self.room()
         if _is_empty(fields):
             self._namespace.touch(inode, ctx.uid, ctx.pid)
             self._files.mode_changed(inode)
@@ -383,6 +386,7 @@ class CacheOperations(pyfuse3.Operations):
         self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext
     ) -> None:
         _require_user(name)
+        await self.room()
         row = self._namespace.get(inode)
         others = [pair for pair in self._meta.inodes.xattrs(inode) if pair[0] != name]
         if len(encode_xattrs([*others, (name, value)])) > XATTR_LIMIT:

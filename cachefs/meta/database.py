@@ -6,7 +6,9 @@ syncing it: it survives SIGKILL, since the page cache is the kernel's. `sync` ma
 so far survive a power cut by syncing the WAL file itself. That costs one fsync without taking a
 database lock, so requests go on meanwhile; concurrent callers are expected to share one call.
 Automatic checkpoints are off: `checkpoint` runs in another thread on a connection of its own, so
-a slow disk never holds up a request.
+a slow disk never holds up a request. Neither does a commit, where memory is given that outlives the
+process: what the disk does not take at once waits there (`meta.deferral`), survives SIGKILL too,
+and is waited for by `sync`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from typing import Any
 from cachefs import failpoints
 from cachefs.errors import CachefsError
 from cachefs.failpoints import Point, reach
-from cachefs.meta import wal
+from cachefs.meta import ring, wal
+from cachefs.meta.deferral import NO_LAG, PATIENCE, Deferral, Lag, defer
 
 SCHEMA_VERSION = 3
 ADDED = (
@@ -41,6 +44,8 @@ _COUNTED = (("inode", "ino"), ("dentry", "id"), ("generation", "gen"))
 _DROPPED = (("generation", "pinned"),)
 CHECKPOINT_BYTES = 32 << 20
 """WAL size from which a checkpoint is worth its I/O."""
+_LIVE_PATIENCE, _LIVE_PAUSE = 5.0, 0.05
+"""Seconds."""
 _CHECKED_BYTES = 16 << 20
 """Size up to which a database is checked page by page when it is opened: some 100 ms."""
 
@@ -78,13 +83,46 @@ class Damaged(CachefsError):
 class Database:
     """One SQLite database in WAL mode. Not thread safe, but for `sync` and `checkpoint`."""
 
-    def __init__(self, path: Path, *, may_create: bool = True) -> None:
-        """Open the database at `path`, or create it if that may be.
+    def __init__(
+        self,
+        path: Path,
+        *,
+        may_create: bool = True,
+        memory: Path | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """Open the database at `path`, or create it if that may be. `memory`: a directory where
+        commits may wait for a slow disk, after `patience` seconds; nobody else has the database
+        open then.
 
-        Raises SchemaTooNew, Damaged, or sqlite3.Error when the file is damaged; then nothing was
-        changed.
+        Raises OSError, SchemaTooNew, Damaged, or sqlite3.Error when the file is damaged; then
+        nothing was changed.
         """
         self.path = path
+        left = ring.recover(path)
+        self.note = left.note
+        """What became of commits that a dead daemon left in memory; empty: all is well."""
+        self.deferral: Deferral | None = None
+        self.undeferred = "no memory is given to them"
+        """Why commits wait for the disk, if they do."""
+        try:
+            log = self._look_first(path, may_create)
+            if memory is not None:
+                self._defer(left, memory, patience)
+            self._open(path, log)
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            left.close()
+
+    def _give_up(self) -> None:
+        if hasattr(self, "_db"):
+            self._db.close()
+        if self.deferral is not None:
+            self.deferral.close()
+
+    def _look_first(self, path: Path, may_create: bool) -> wal.Wal:
         log = wal.examine(path)
         if log.damage is not None:
             raise Damaged(f"the write-ahead log {path}-wal is damaged: {log.damage}")
@@ -93,7 +131,17 @@ class Database:
             reach(Point.DATABASE_AFTER_CREATE)
         else:
             _look(path, may_create)
-        self._db = _connect(path)
+        return log
+
+    def _defer(self, left: ring.Left, memory: Path, patience: float) -> None:
+        found = defer(self.path, left, memory, patience)
+        if isinstance(found, str):
+            self.undeferred = found
+        else:
+            self.deferral = found
+
+    def _open(self, path: Path, log: wal.Wal) -> None:
+        self._db = self._connect()
         self._depth = 0
         self._on_commit: list[Callable[[], None]] = []
         self.on_full: Callable[[], None] = lambda: None
@@ -108,7 +156,8 @@ class Database:
         self.had_wal = log.size > 0
         """Whether commits lay in the WAL file, as they do unless the last daemon closed it."""
         self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        self.lost_commits = wal.lost_commits(path, log) if log.size else 0
+        self._index_fd = wal.open_index(path, self.deferral.index if self.deferral else None)
+        self.lost_commits = wal.lost_commits(path, log, self._index_fd) if log.size else 0
         """Transactions that were written to the WAL file and cannot be read from there."""
         self._prepare()
         self._wal_fd = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
@@ -224,8 +273,21 @@ class Database:
     def sync(self) -> None:
         """Make every commit so far survive a power cut. Blocks; any thread. Raises OSError."""
         reach(Point.DATABASE_BEFORE_SYNC)
+        if self.deferral is not None:
+            self.deferral.drain()
         os.fdatasync(self._wal_fd)
         reach(Point.DATABASE_AFTER_SYNC)
+
+    @property
+    def lag(self) -> Lag:
+        """How far the disk is behind with what is committed."""
+        return NO_LAG if self.deferral is None else self.deferral.lag
+
+    @property
+    def crowded(self) -> bool:
+        """Whether new work should wait until the disk has caught up. Cheap. (A commit always goes
+        through; without any room left it waits in the middle of everything.)"""
+        return self.deferral is not None and self.deferral.crowded
 
     @property
     def wal_bytes(self) -> int:
@@ -234,7 +296,7 @@ class Database:
 
     def checkpoint(self) -> None:
         """Copy the WAL into the database file. Blocks; any thread; readers and writers go on."""
-        side = _connect(self.path)
+        side = self._connect()
         try:
             side.execute("PRAGMA wal_checkpoint(PASSIVE)")
             reach(Point.DATABASE_AFTER_CHECKPOINT)
@@ -249,7 +311,13 @@ class Database:
         """Checkpoint and close."""
         self._db.close()
         os.close(self._wal_fd)
+        os.close(self._index_fd)
+        if self.deferral is not None:
+            self.deferral.close()
         reach(Point.DATABASE_AFTER_CLOSE)
+
+    def _connect(self) -> sqlite3.Connection:
+        return _connect(self.path, self.deferral.vfs if self.deferral is not None else None)
 
 
 def _create(path: Path, may_create: bool) -> None:
@@ -279,7 +347,20 @@ def _look(path: Path, may_create: bool) -> None:
 
 
 def check_version(path: Path) -> None:
-    """Raises SchemaTooNew for a database that this code must not open; it may be in use."""
+    """Raises SchemaTooNew for a database that this code must not open, sqlite3.Error for one that
+    cannot be read; it may be in use. While its daemon writes, what is in the files may be of two
+    minds for a moment."""
+    deadline = time.monotonic() + _LIVE_PATIENCE
+    while True:
+        try:
+            return _check_version_once(path)
+        except sqlite3.Error:
+            if not ring.pointer(path).exists() or time.monotonic() > deadline:
+                raise
+        time.sleep(_LIVE_PAUSE)
+
+
+def _check_version_once(path: Path) -> None:
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
     try:
         _check_version(path, db)
@@ -310,9 +391,14 @@ def _schema() -> str:
     return resources.files("cachefs.meta").joinpath("schema.sql").read_text()
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, vfs: str | None) -> sqlite3.Connection:
     db = sqlite3.connect(
-        path, isolation_level=None, timeout=10, cached_statements=512, check_same_thread=False
+        f"{path.absolute().as_uri()}{f'?vfs={vfs}' if vfs else ''}",
+        uri=True,
+        isolation_level=None,
+        timeout=10,
+        cached_statements=512,
+        check_same_thread=False,
     )
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=NORMAL")

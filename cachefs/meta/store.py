@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cachefs.meta.applied import Applied
 from cachefs.meta.database import Database
+from cachefs.meta.deferral import PATIENCE
 from cachefs.meta.dentries import Dentries
 from cachefs.meta.effects import Effects
 from cachefs.meta.generations import Generations
@@ -21,9 +22,16 @@ from cachefs.meta.warm import WarmCopies
 class Meta:
     """All tables of one cache's database."""
 
-    def __init__(self, path: Path, *, may_create: bool = True) -> None:
-        """Open or create the database file at `path`. Raises as `Database` does."""
-        self.db = Database(path, may_create=may_create)
+    def __init__(
+        self,
+        path: Path,
+        *,
+        may_create: bool = True,
+        memory: Path | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        """Open or create the database file at `path`, as `Database` does."""
+        self.db = Database(path, may_create=may_create, memory=memory, patience=patience)
         self.inodes = Inodes(self.db)
         self.dentries = Dentries(self.db)
         self.generations = Generations(self.db)

@@ -59,9 +59,9 @@ def _is_blank(path: Path) -> bool:
         return not any(any(block) for block in iter(lambda: file.read(1 << 16), b""))
 
 
-def checksum(data: bytes, *, big_endian: bool) -> tuple[int, int]:
-    """SQLite's own checksum of `data`, whose length is a multiple of 8."""
-    first = second = 0
+def checksum(data: bytes, *, big_endian: bool, before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """SQLite's own checksum of `data`, whose length is a multiple of 8, that follows `before`."""
+    first, second = before
     words = struct.unpack(f"{'>' if big_endian else '<'}{len(data) // 4}I", data)
     for one, other in zip(words[::2], words[1::2], strict=True):
         first = (first + one + second) & 0xFFFFFFFF
@@ -83,16 +83,41 @@ def frames(path: Path, wal: Wal, start: int = 0) -> Iterator[tuple[int, int, int
                 yield at + _FRAME.size, page, commit, (one, other)
 
 
-def valid_frames(path: Path) -> int:
+def chain(path: Path, wal: Wal, offset: int) -> Iterator[tuple[int, bytes, int]]:
+    """(offset, bytes, pages after the commit or 0) of each frame from `offset` on that follows
+    from the one before: whose salts and checksum are right."""
+    step = _FRAME.size + wal.page_size
+    index = -(-(offset - _HEADER.size) // step) if offset > _HEADER.size else 0
+    with open(f"{path}-wal", "rb") as file:
+        at = _HEADER.size + index * step
+        seed = os.pread(file.fileno(), 8, at - step + 16 if index else _HEADER.size - 8)
+        (magic,) = struct.unpack(">I", os.pread(file.fileno(), 4, 0))
+        while len(seed) == 8 and len(raw := os.pread(file.fileno(), step, at)) == step:
+            before = struct.unpack(">2I", seed)
+            found = checksum(raw[:8] + raw[24:], big_endian=bool(magic & 1), before=before)
+            _, commit, *salts, one, other = _FRAME.unpack_from(raw)
+            if (*salts, one, other) != (*wal.salts, *found):
+                return
+            yield at, raw, commit
+            at, seed = at + step, raw[16:24]
+
+
+def open_index(path: Path, index: Path | None = None) -> int:
+    """A descriptor of the shared-memory file of an open database, `index` if it is not beside it.
+    Close it after the database: that would end SQLite's locks on it, and another process would
+    take it for nobody's."""
+    return os.open(index or f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def valid_frames(index: int) -> int:
     """How many frames SQLite took for valid; ask while a connection is open that has read."""
-    with open(f"{path}-shm", "rb") as file:
-        raw = os.pread(file.fileno(), 4, _VALID_FRAMES_AT)
+    raw = os.pread(index, 4, _VALID_FRAMES_AT)
     return int(struct.unpack("=I", raw)[0]) if len(raw) == 4 else 0
 
 
-def lost_commits(path: Path, wal: Wal) -> int:
+def lost_commits(path: Path, wal: Wal, index: int) -> int:
     """Transactions in the WAL file, of its present round, that SQLite could not reach."""
-    taken = valid_frames(path)
+    taken = valid_frames(index)
     return sum(
         bool(commit) and salts == wal.salts for _, _, commit, salts in frames(path, wal, taken)
     )

@@ -101,6 +101,12 @@ TABLE: tuple[Spec, ...] = (
         ("mode",),
         _COMMIT_BUCKETS,
     ),
+    Spec(
+        "cachefs_metadata_pending_bytes",
+        "gauge",
+        "Metadata changes that wait in memory for a disk that does not take them.",
+    ),
+    Spec("cachefs_metadata_lag_seconds", "gauge", "Since when some do; 0: none does."),
     # Uploads and the store.
     Spec("cachefs_upload_bytes_total", "counter", "Bytes uploaded and confirmed by the store."),
     Spec("cachefs_upload_retries_total", "counter", "Uploads and parts sent again after errors."),
@@ -222,6 +228,8 @@ class Snapshot:
     """Device path -> bytes."""
     cache_size_bytes: Mapping[str, int] = field(default_factory=dict)
     cache_healthy: Mapping[str, int] = field(default_factory=dict)
+    metadata_pending_bytes: int = 0
+    metadata_lag_seconds: float = 0.0
     waiting_writers: int = 0
     next_checkpoint_bytes: int = 0
     next_checkpoint_room_bytes: int = 0

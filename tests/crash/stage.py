@@ -416,7 +416,7 @@ async def live(life: dict[str, Any]) -> None:
     dirs = ramdevice.directories(root, ram=life["ram"])
     flags = {"store.url": (root / "store").as_uri(), "cache.dirs": [str(each) for each in dirs]}
     settings = config.load(None, [*OPTIONS, *life.get("options", ())], flags=flags)
-    storage = open_storage(settings)
+    storage = open_storage(settings, [root / "run"])
     for device in storage.devices:
         device.keep_closings([root / "run"])
     jobs, metrics = Jobs(root / "store"), Metrics()

@@ -94,7 +94,7 @@ def look(cache: Path, store: Path, *, rebooted: bool = True) -> View:
 async def _look(dirs: list[Path], store: Path, rebooted: bool) -> View:
     flags = {"store.url": store.as_uri(), "cache.dirs": [str(each) for each in dirs]}
     settings = config.load(None, OPTIONS, flags=flags)
-    storage = open_storage(settings)
+    storage = open_storage(settings, [] if rebooted else [store.parent / "run"])
     for device in storage.devices if not rebooted else ():
         device.keep_closings([store.parent / "run"])
     jobs, metrics = Jobs(store), Metrics()

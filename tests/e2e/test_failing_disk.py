@@ -14,6 +14,8 @@ import pytest
 from tests.support.badcalls import BadCalls
 from tests.support.mounts import Mount, MountFactory, poll
 
+TOLD = {"cache.commit_patience": "10s"}
+"""However late a busy machine writes: who makes a change is told that the disk failed it."""
 EXPECTED = (
     "stalled|database|disk|recorded|begun anew|synced|checkpoint|failed|Input/output|No space"
     "|Read-only|Too many|cache file|readonly|unable to open"
@@ -104,6 +106,7 @@ def test_every_call_that_fails(
     hold = {
         "flush.settle": "1min",
         "flush.settle_max": "1min",
+        **TOLD,
     }  # uploads are not what is tried here
     mount = mounted(dir_store, env=badcalls.env, cache="disk", options=hold, allow=(EXPECTED,))
     body = os.urandom(300_000)
@@ -148,7 +151,11 @@ def test_a_database_that_fails_while_files_go_out(
 ) -> None:
     """What is in the store and could not be noted is noted later; nothing is lost or doubled."""
     mount = mounted(
-        dir_store, env=badcalls.env, options={"flush.settle": "1s"}, cache="disk", allow=(EXPECTED,)
+        dir_store,
+        env=badcalls.env,
+        options={"flush.settle": "1s", **TOLD},
+        cache="disk",
+        allow=(EXPECTED,),
     )
     bodies = {f"f{n}": os.urandom(1000) for n in range(20)}
     for name, body in bodies.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_failing_disk import EXPECTED
+from tests.e2e.test_failing_disk import EXPECTED, TOLD
 from tests.support.client import program
 from tests.support.mounts import MountFactory
 
@@ -60,7 +60,7 @@ def test_remounted_read_only(mounted: MountFactory, dir_store: Any, disk: Ext4) 
         dir_store,
         cache_dirs=[disk.top / "cache"],
         options={"cache.size": "64MiB", "cache.meta_reserve": "1MiB", "flush.settle": "1h",
-                 "flush.settle_max": "1h"},
+                 "flush.settle_max": "1h", **TOLD},
         allow=(EXPECTED,),
     )  # fmt: skip
     body = os.urandom(300_000)

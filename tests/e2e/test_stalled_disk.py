@@ -82,6 +82,43 @@ def test_looking_goes_on(mounted: MountFactory, dir_store: Any, disk: Ext4, clie
     assert dir_store.get("late") == b"after all"
 
 
+def _change(top: str) -> list[Any]:
+    os.mkdir(f"{top}/made")
+    os.rename(f"{top}/f0", f"{top}/made/moved")
+    os.chmod(f"{top}/f1", 0o600)
+    os.unlink(f"{top}/f2")
+    os.symlink("made", f"{top}/link")
+    os.setxattr(f"{top}/f3", "user.note", b"x")
+    os.utime(f"{top}/f3", ns=(5, 7))
+    mode = os.stat(f"{top}/f1").st_mode & 0o777
+    return [mode, os.stat(f"{top}/f3").st_mtime_ns, sorted(os.listdir(top))]
+
+
+def _names(top: str) -> list[str]:
+    return os.listdir(top)
+
+
+def test_changing_goes_on(
+    mounted: MountFactory, dir_store: Any, disk: Ext4, client: Client
+) -> None:
+    """Names and attributes: what is changed waits in memory, and is told."""
+    mount = mounted(dir_store, cache_dirs=[disk.top / "cache"], options=OPTIONS)
+    names = sorted(f"f{number}" for number in range(20))
+    for name in names:
+        (mount.path / name).write_bytes(b"x" * 5000)
+    mount.wait()
+    poll(lambda: at_rest(mount))
+    with frozen(disk):
+        found = client.run(_change, mount.path, timeout=10)
+        assert found == [0o600, 7, sorted({*names, "link", "made"} - {"f0", "f2"})]
+        told = mount.status()["cache"]["metadata"]
+        assert told["deferred"] and told["pending_bytes"] > 0 and told["lag_seconds"] > 0
+        assert client.run(_names, mount.path / "made", timeout=10) == ["moved"]
+    mount.wait()
+    assert mount.status()["cache"]["metadata"]["pending_bytes"] == 0
+    assert dir_store.get("made/moved") == b"x" * 5000
+
+
 # ---- a stall that begins at any instant ---------------------------------------------------------
 
 LOAD = Path(__file__).parents[1] / "lanes/load.py"
@@ -96,13 +133,6 @@ for line in sys.stdin:
     os.listdir(f"{sys.argv[1]}/still")
     print(number, flush=True)
 """
-
-
-def _database_elsewhere(disk: Ext4, ram_dir: Path) -> None:
-    """All but the database is on the disk: what is committed waits for that of the database."""
-    (ram_dir / "meta").mkdir(mode=0o700)
-    (disk.top / "cache").mkdir(mode=0o700)
-    (disk.top / "cache/meta").symlink_to(ram_dir / "meta")
 
 
 @pytest.fixture
@@ -165,11 +195,9 @@ def _stall_at_random(
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_at_any_instant(
-    mounted: MountFactory, dir_store: Any, disk: Ext4, programs: list[Any], tmp_path: Path,
-    ram_dir: Path,
-) -> None:  # fmt: skip
+    mounted: MountFactory, dir_store: Any, disk: Ext4, programs: list[Any], tmp_path: Path
+) -> None:
     """Whatever the daemon is doing when the disk stalls, those who do not need it go on."""
-    _database_elsewhere(disk, ram_dir)
     mount = mounted(dir_store, cache_dirs=[disk.top / "cache"], options=ROOMY)
     _stall_at_random(mount, disk, tmp_path / "local", programs, 8, 0.2)
 
@@ -177,9 +205,7 @@ def test_at_any_instant(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_at_many_instants(
-    mounted: MountFactory, dir_store: Any, disk: Ext4, programs: list[Any], tmp_path: Path,
-    ram_dir: Path,
-) -> None:  # fmt: skip
-    _database_elsewhere(disk, ram_dir)
+    mounted: MountFactory, dir_store: Any, disk: Ext4, programs: list[Any], tmp_path: Path
+) -> None:
     mount = mounted(dir_store, cache_dirs=[disk.top / "cache"], options=ROOMY)
     _stall_at_random(mount, disk, tmp_path / "local", programs, 200, 1.5)

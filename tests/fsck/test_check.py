@@ -63,6 +63,7 @@ SPOIL: dict[str, Spoil] = {
     "database-damaged": _damage_index,
     "database-too-new": ("UPDATE setting SET value='99' WHERE key='schema_version'",),
     "log-damaged": lambda c: c.log.write_bytes(b"garbage " * 1000),
+    "commits-waiting": lambda c: (c.directory / "meta" / "cachefs.db-ring").write_text("garbage"),
     "odd-value": ("UPDATE generation SET size=x'00' WHERE gen=1",),
     "extents-without-sense": ("UPDATE generation SET dirty=x'80' WHERE gen=1",),
     "file-missing": lambda c: os.unlink(c.file(1)),

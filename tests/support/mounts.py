@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from cachefs.fsck import check as fsck
+from cachefs.meta import ring
 from cachefs.observe.runfiles import memory_dirs
 from tests.support import commands, fusectl, lanes, logs, postmortem
 
@@ -354,6 +355,10 @@ class Mount:
             if name.exists():  # what is kept in memory for the next mount of this cache
                 for place in memory_dirs():
                     (place / f"{name.read_text().strip()}.closed").unlink(missing_ok=True)
+        for folder in self.cache_dirs:
+            database = folder / "meta" / "cachefs.db"
+            if database.exists() and not ring.pending(database):
+                ring.discard(database)
         if self._log is not None:
             self.keep_log()
             self._log.unlink(missing_ok=True)

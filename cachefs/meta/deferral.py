@@ -1,0 +1,96 @@
+"""Commits that do not wait for a slow disk.
+
+A layer in C between SQLite and its write-ahead log (`_walvfs.c`) keeps what is committed in a ring
+(`meta.ring`) until a thread has written it to the log. A commit waits for that as long as a disk
+that is well takes, and is told of its errors; on one that stands still it counts once it is in the
+ring, and those after it wait no more until the disk has caught up. Then an error is met by whoever
+comes next, and by `sync`; what had counted is kept, and tried again.
+
+Where the layer is not to be had (no compiler when this was installed, a Python with an SQLite of
+its own, no memory), commits are made by SQLite itself, and wait.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+from cachefs.meta import ring
+
+PATIENCE = 0.020
+"""Seconds, if nothing else is asked for."""
+CROWDED_BYTES = ring.SIZE // 2
+"""From here on whoever begins something new should wait until the disk has caught up."""
+_LIBRARY = "libsqlite3.so.0"
+
+
+class Lag(NamedTuple):
+    """How far the disk is behind."""
+
+    nbytes: int
+    """Bytes that wait in memory."""
+    seconds: float
+    """Since when some do, without a pause."""
+    error: int
+    """The errno of the last write, when that failed; it is tried again."""
+
+
+NO_LAG = Lag(0, 0.0, 0)
+
+
+class Deferral:
+    """The ring of one database, in use."""
+
+    def __init__(self, database: Path, fd: int, patience: float) -> None:
+        """`fd` is the ring's, and belongs to this. OSError, ImportError."""
+        from cachefs.meta import _walvfs
+
+        self._layer = _walvfs
+        self._database = database
+        self.vfs = _walvfs.install(_LIBRARY)
+        """What SQLite calls the layer."""
+        sqlite3.connect(f"file::memory:?vfs={self.vfs}", uri=True).close()
+        self.index = ring.index_of(fd)
+        """SQLite's shared-memory file, which is in memory too."""
+        log = f"{os.path.realpath(database)}-wal"
+        self._log = _walvfs.attach(os.fsencode(log), os.fsencode(self.index), fd, patience)
+
+    @property
+    def lag(self) -> Lag:
+        """As of now; cheap."""
+        return Lag(*self._layer.state(self._log))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that new work should wait too."""
+        return self._layer.state(self._log)[0] >= CROWDED_BYTES
+
+    def drain(self) -> None:
+        """Wait until the log has all that was committed before. Any thread. OSError: it cannot be
+        written; what is pending is kept, and tried again."""
+        self._layer.drain(self._log)
+
+    def close(self) -> None:
+        """After the last connection. What the disk has not taken stays for the next daemon."""
+        if self._layer.detach(self._log):
+            ring.discard(self._database)
+
+
+def defer(database: Path, left: ring.Left, memory: Path, patience: float) -> Deferral | str:
+    """Keep commits in the ring that was `left`, or in a new one in `memory`; or why not."""
+    fd = -1
+    try:
+        fd, left.fd = left.fd if left.fd is not None else ring.make(database, memory), None
+        return Deferral(database, fd, patience)
+    except ImportError:
+        why = "the extension was not built"
+    except sqlite3.Error as error:
+        why = f"this Python's SQLite cannot be extended: {error}"
+    except OSError as error:
+        why = str(error)
+    if fd >= 0:
+        os.close(fd)
+        ring.discard(database)
+    return why
