@@ -132,14 +132,14 @@ def juicefs(place: Place, bucket: StoredBucket) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def serving(tool: str, words: list[str], path: Path, env: dict[str, str]) -> Iterator[None]:
-    """The program serves a mount in the foreground while this lasts."""
+def serving(tool: str, words: list[str], path: Path, env: dict[str, str]) -> Iterator[int]:
+    """The program serves a mount in the foreground while this lasts: the id of its process."""
     command = [peers.program(tool), *words]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet)
     try:
         poll(lambda: os.path.ismount(path), 30, what=f"{tool} mounts")
-        yield
+        yield process.pid
     finally:
         fusectl.detach(path)
         process.terminate()

@@ -5,7 +5,8 @@ through a mount with an empty cache, by `rclone copy` and `s5cmd cp` to the same
 mount of JuiceFS with an empty cache, which has its own copy of them in the store. Then the mount is
 read a second time, and so are the files that were copied: that is native speed. Two ratios are
 told: to the bare copying of the others, and to copying and reading, as long as it takes them until
-a program has the bytes. The store's data is in RAM. Caches and copies are on the same disk, listing
+a program has the bytes. Processor seconds are told as well, by who spent them (`processor`): on two
+cores that a server shares, they are what bounds everybody. The store's data is in RAM. Caches and copies are on the same disk, listing
 the directory counts for everybody, and the others run with their own numbers of connections.
 """
 
@@ -29,6 +30,7 @@ from typing import Any
 
 from tests.bench import peers
 from tests.bench.metadata import Place, serving
+from tests.bench.processor import Usage
 from tests.support.mounts import Mount, clean_environment
 from tests.support.stores import Seaweed
 
@@ -50,6 +52,10 @@ class Turn:
     seconds: float
     again_seconds: float
     """The same files once more, from where they are now."""
+    processor: dict[str, float]
+    """Seconds that the restore cost, by who spent them."""
+    processor_until_read: dict[str, float]
+    """As `until_read`."""
 
     @property
     def until_read(self) -> float:
@@ -71,6 +77,16 @@ def read_all(folder: Path, readers: int) -> float:
     with ThreadPoolExecutor(readers) as pool:
         list(pool.map(read, names))
     return time.monotonic() - began
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """Seconds of a first and a second reading, and what the processors did until then."""
+
+    cold: float
+    again: float
+    processor: dict[str, float]
+    processor_again: dict[str, float]
 
 
 class Bench:
@@ -100,7 +116,7 @@ class Bench:
         words = ["--endpoint-url", self.bucket.endpoint, "cp", f"{folder}/", target]
         self._run("s5cmd", words, {})
 
-    def cachefs(self, name: str, readers: int) -> tuple[float, float]:
+    def cachefs(self, name: str, readers: int) -> _Restored:
         """Through a mount with an empty cache."""
         cache = Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
         mount = Mount(
@@ -113,65 +129,73 @@ class Bench:
         )
         mount.start()
         try:
-            return read_all(mount.path / name, readers), read_all(mount.path / name, readers)
+            return self._read_twice(mount.path / name, readers, mount.supervisor_pid)
         finally:
             mount.unmount(drain_timeout=0)
             mount.destroy()
             mount.path.rmdir()
             shutil.rmtree(cache)
 
-    def rclone(self, name: str, readers: int) -> tuple[float, float]:
+    def rclone(self, name: str, readers: int) -> _Restored:
         """`rclone copy`."""
         source = f"sea:{self.bucket.name}/{self.bucket.prefix}{name}"
         env = peers.rclone_settings(self.bucket)
         return self._copy("rclone", lambda to: ["copy", source, to], env, readers)
 
-    def s5cmd(self, name: str, readers: int) -> tuple[float, float]:
+    def s5cmd(self, name: str, readers: int) -> _Restored:
         """`s5cmd cp`."""
         where = ["--endpoint-url", self.bucket.endpoint, "cp", f"{self.bucket.url}/{name}/*"]
         return self._copy("s5cmd", lambda to: [*where, f"{to}/"], {}, readers)
 
     def _copy(
         self, tool: str, words: Callable[[str], list[str]], env: dict[str, str], readers: int
-    ) -> tuple[float, float]:
+    ) -> _Restored:
         with tempfile.TemporaryDirectory(dir=self.work) as target:
-            began = time.monotonic()
+            began, usage = time.monotonic(), self._usage()
             self._run(tool, words(target), env)
-            seconds = time.monotonic() - began
-            return seconds, read_all(Path(target), readers)
+            seconds, cost = time.monotonic() - began, usage.so_far()
+            return _Restored(seconds, read_all(Path(target), readers), cost, usage.so_far())
 
     def _run(self, tool: str, words: Sequence[str], env: dict[str, str]) -> None:
         full = {**clean_environment(self.home, self.bucket.env), **env}
         quiet = subprocess.DEVNULL
         subprocess.run([peers.program(tool), *words], env=full, stdout=quiet, check=True)
 
-    def juicefs(self, name: str, readers: int) -> tuple[float, float]:
+    def juicefs(self, name: str, readers: int) -> _Restored:
         """Written through one mount of it, read through another whose cache is empty."""
         if not self.brought:
             bucket = self.seaweed.fresh_bucket()
             words = ["--storage", "s3", "--bucket", f"{bucket.endpoint}/{bucket.name}"]
             self._run("juicefs", ["format", *words, self.database, "bench"], self._keys())
         if name not in self.brought:
-            with self._mounted() as path:
+            with self._mounted() as (path, _):
                 shutil.copytree(self.work / "source" / name, path / name)
             self.brought.add(name)
-        with self._mounted() as path:
-            return read_all(path / name, readers), read_all(path / name, readers)
+        with self._mounted() as (path, pid):
+            return self._read_twice(path / name, readers, pid)
+
+    def _usage(self, *pids: int) -> Usage:
+        return Usage(self.seaweed.server.pid, pids)
+
+    def _read_twice(self, folder: Path, readers: int, pid: int) -> _Restored:
+        usage = self._usage(pid)
+        cold, cost = read_all(folder, readers), usage.so_far()
+        return _Restored(cold, read_all(folder, readers), cost, usage.so_far())
 
     def _keys(self) -> dict[str, str]:
         server = self.seaweed.server
         return {"ACCESS_KEY": server.access_key, "SECRET_KEY": server.secret_key}
 
     @contextlib.contextmanager
-    def _mounted(self) -> Iterator[Path]:
-        """JuiceFS with an empty cache."""
+    def _mounted(self) -> Iterator[tuple[Path, int]]:
+        """JuiceFS with an empty cache, and its process."""
         path, cache = self.place.folder("juicefs"), self.place.folder("juicefs-cache")
         words = [
             *("mount", self.database, str(path), "--cache-dir", str(cache)),
             *("--no-usage-report", "--no-syslog", "--metrics", "127.0.0.1:0"),
         ]
-        with serving("juicefs", words, path, self.place.environment(self._keys())):
-            yield path
+        with serving("juicefs", words, path, self.place.environment(self._keys())) as pid:
+            yield path, pid
         shutil.rmtree(cache, ignore_errors=True)
 
 
@@ -191,8 +215,9 @@ def run(gib: float, rounds: int, tools: Sequence[str], layouts: Sequence[str]) -
             for number in range(rounds):
                 for tool in tools if number % 2 == 0 else reversed(tools):
                     restore = getattr(bench, tool)
-                    cold, again = restore(layout.replace(" ", "-"), LAYOUTS[layout][1])
-                    yield Turn(tool, layout, cold, again)
+                    did = restore(layout.replace(" ", "-"), LAYOUTS[layout][1])
+                    until_read = did.processor_again if tool in COPIERS else did.processor
+                    yield Turn(tool, layout, did.cold, did.again, did.processor, until_read)
                     time.sleep(1)
 
 
@@ -202,6 +227,15 @@ def _rates(turns: Sequence[Turn], gib: float, seconds: Callable[[Turn], float]) 
         tool: median(gib * 1024 / seconds(turn) for turn in turns if turn.tool == tool)
         for tool in dict.fromkeys(turn.tool for turn in turns)
     }
+
+
+def _processor(turns: Sequence[Turn], gib: float) -> dict[str, dict[str, float]]:
+    """Medians of processor seconds per GiB until the bytes are read, by tool and who spent them."""
+    told: dict[str, dict[str, float]] = {}
+    for tool in dict.fromkeys(turn.tool for turn in turns):
+        spent = [turn.processor_until_read for turn in turns if turn.tool == tool]
+        told[tool] = {who: round(median(each[who] for each in spent) / gib, 3) for who in spent[0]}
+    return told
 
 
 def _ratio(rates: dict[str, float]) -> float | None:
@@ -226,6 +260,7 @@ def summary(turns: Sequence[Turn], gib: float) -> dict[str, Any]:
             "ratio_to_fastest": _ratio(rates),
             "mib_per_second_until_read": read,
             "ratio_to_fastest_until_read": _ratio(read),
+            "processor_seconds_per_gib_until_read": _processor(here, gib),
             "second_read_ratio_to_native": again.get("native", 0.0) / again["cachefs"],
         }
     told["turns"] = [asdict(turn) for turn in turns]
@@ -246,7 +281,9 @@ def main() -> None:
         turns.append(turn)
         rate, again = (arguments.gib * 1024 / s for s in (turn.seconds, turn.again_seconds))
         print(
-            f"{turn.layout:10} {turn.tool:8} {rate:7.0f} MiB/s, again {again:7.0f}", file=sys.stderr
+            f"{turn.layout:10} {turn.tool:8} {rate:7.0f} MiB/s, again {again:7.0f}, "
+            f"processor seconds {turn.processor_until_read}",
+            file=sys.stderr,
         )
     print(json.dumps(summary(turns, arguments.gib), indent=2))
 
