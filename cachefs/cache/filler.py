@@ -142,6 +142,8 @@ class Fill:
     """Somebody may have read bytes of it before all were there to be compared."""
     checking: trio.Lock = field(default_factory=trio.Lock, repr=False)
     """Held while what was fetched is compared."""
+    whole: bool = False
+    """It is waited for as a whole: what is on its way keeps no other reader waiting."""
     owner: object = None
     """Whose cache file it is, for `Room`."""
     trims: int = 0
@@ -325,7 +327,8 @@ class Filler:
         """Chunks for one request when so many are wanted: few until enough requests are under way,
         which is what makes a distant store fast; then more, since each costs something. Of no
         object a large part: what is on its way can be neither read nor evicted."""
-        longest = min(self._run, max(_LONG, fill.size // self._chunk // _PARTS))
+        part = max(_LONG, fill.size // self._chunk // _PARTS)
+        longest = self._run if fill.whole else min(self._run, part)
         share = wanted // max(1, _PARALLEL - self._active)
         return min(longest, max(share, min(_FEWEST, wanted), 1))
 

@@ -136,6 +136,9 @@ class CacheSettings(_Section):
     measure: bool = True
     """Of several disks, write 48 MiB to each once, some seconds after the first mount, to find out
     which are slow."""
+    whole_wait: Duration = 10.0
+    """How long opening a large file of data may take until it is here, and is read at the speed of
+    the disk; what would take longer, by how fast it comes, is read as it comes. 0: all."""
     preserve_limit: Size = GIB
     """Largest file copied to keep its bytes for an upload while it is rewritten."""
     high_watermark: Fraction = 0.9

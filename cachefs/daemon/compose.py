@@ -369,7 +369,7 @@ def compose(
         leaving=leaving,
         announce=announce,
         commits=commits,
-        prefetcher=make_prefetcher(settings, meta, files, contents, space),
+        prefetcher=make_prefetcher(settings, meta, files, contents, space, lanes),
         refresher=_refresher(settings, meta, queue, table, namespace, remote, metrics),
         small=small,
         spiller=spiller,

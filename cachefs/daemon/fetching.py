@@ -16,6 +16,7 @@ from cachefs.observe.metrics import Metrics
 from cachefs.store.base import FileRange, Received
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.files import Files
+from cachefs.vfs.lanes import LaneKeeper
 from cachefs.vfs.prefetch import Prefetcher
 from cachefs.vfs.space import Space
 
@@ -56,9 +57,14 @@ def checksums(client: StoreClient) -> Callable[[Fill], Awaitable[int]]:
 
 
 def make_prefetcher(
-    settings: Settings, meta: Meta, files: Files, contents: Contents, space: Space
+    settings: Settings,
+    meta: Meta,
+    files: Files,
+    contents: Contents,
+    space: Space,
+    lanes: LaneKeeper,
 ) -> Prefetcher:
-    """Fetches the rest of a checkpoint, if that is wanted."""
+    """Fetches the rest of a checkpoint, and files before they are read, if that is wanted."""
     patterns = settings.checkpoint.patterns
     wanted = settings.cache.prefetch
 
@@ -66,11 +72,16 @@ def make_prefetcher(
         """What can be had without pushing out anything that is in use."""
         return space.room() // 2
 
-    return Prefetcher(
+    prefetcher = Prefetcher(
         meta,
         files,
         contents,
         is_checkpoint=lambda path: wanted and checkpoint_root(path, patterns) is not None,
         is_data=lambda path: wanted and matches(settings.order.data, path),
         room=room,
+        patience=settings.cache.whole_wait,
+        is_native=lambda row, flags: lanes.wants(row.mode, flags),
     )
+    prefetcher.asker = files.admission.asker
+    prefetcher.is_given_up = files.admission.is_given_up
+    return prefetcher

@@ -10,8 +10,9 @@ from cachefs.store import crc
 from cachefs.store.base import Received
 from cachefs.store.transfer import check_abandoned, local_error
 
-BUFFER = 256 << 10
-"""Bytes per write: half of a second-level cache, and few enough system calls for none to count."""
+BUFFER = 128 << 10
+"""Bytes per write: those of all threads together fit a second-level cache, and there are few enough
+system calls for none to count."""
 NOTHING = Received(0, 0)
 
 _current = threading.local()

@@ -216,6 +216,18 @@ def test_requests_get_longer_once_enough_are_under_way(store: Store, fill: Fill)
     run(store, body, max_in_flight=16, longest=8)
 
 
+def test_what_is_waited_for_as_a_whole_comes_with_the_longest_requests(
+    store: Store, fill: Fill
+) -> None:
+    async def body(filler: Filler) -> None:
+        fill.whole = True
+        await filler.fetch_all(fill)
+        assert content(fill) == store.content
+        assert max(end - start for start, end in store.fetched) == 5 * CHUNK
+
+    run(store, body, max_in_flight=16, longest=8)
+
+
 def test_two_chunks_that_are_wanted_come_with_one_request(store: Store, fill: Fill) -> None:
     async def body(filler: Filler) -> None:
         await filler.ensure(fill, 3 * CHUNK, 5 * CHUNK)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,7 +102,7 @@ def test_a_large_file_is_not_kept_twice(mounted: MountFactory, bucket: Any) -> N
     can be mapped all the same."""
     body = os.urandom(WHOLE + MIB + 1)
     bucket.put("data/large.bin", body)
-    mount = mounted(bucket)
+    mount = mounted(bucket, options={"cache.whole_wait": "0s"})
     path = mount.path / "data/large.bin"
     with path.open("rb", buffering=0) as file:
         before = mount.metric("cachefs_read_bytes_total")
@@ -113,3 +117,57 @@ def test_a_large_file_is_not_kept_twice(mounted: MountFactory, bucket: Any) -> N
     with path.open("rb") as again:
         assert mount.xattr("lane", "data/large.bin") == "passthrough"
         assert again.read() == body
+
+
+@pytest.mark.parametrize("lane", ["passthrough"])
+def test_a_large_file_opens_when_it_is_here(mounted: MountFactory, bucket: Any, link: Any) -> None:
+    """The first and only one of its directory, whoever opens it; and it needs no store any more."""
+    body = os.urandom(WHOLE + MIB + 1)
+    bucket.put("data/large.bin", body)
+    mount = mounted(bucket, options={"cache.whole_wait": "60s"}, endpoint=link.endpoint)
+    path = mount.path / "data/large.bin"
+    with contextlib.ExitStack() as stack:
+        with ThreadPoolExecutor(2) as pool:
+            one, other = map(stack.enter_context, pool.map(Path.open, [path] * 2, ["rb"] * 2))
+        assert mount.xattr("lane", "data/large.bin") == "passthrough"
+        link.silent = True
+        assert one.read() == body
+        assert other.read() == body
+    assert mount.metric("cachefs_download_bytes_total") == len(body)
+    link.silent = False
+
+
+def _large_and_slow(mounted: MountFactory, bucket: Any, link: Any, wait: str) -> tuple[Any, bytes]:
+    """A file, and a store that takes a minute for it."""
+    body = os.urandom(WHOLE + MIB)
+    bucket.put("data/large.bin", body)
+    mount = mounted(bucket, options={"cache.whole_wait": wait}, endpoint=link.endpoint)
+    os.stat(mount.path / "data/large.bin")
+    link.back_rate = MIB / 4
+    return mount, body
+
+
+def test_a_large_file_that_comes_slowly_is_read_as_it_comes(
+    mounted: MountFactory, bucket: Any, link: Any
+) -> None:
+    """Who wants its beginning does not wait for its end, and that does not come either."""
+    mount, body = _large_and_slow(mounted, bucket, link, "5s")
+    with (mount.path / "data/large.bin").open("rb", buffering=0) as file:
+        assert mount.xattr("lane", "data/large.bin") == "tracked"
+        link.back_rate = None
+        assert file.read(MIB) == body[:MIB]
+    assert mount.metric("cachefs_download_bytes_total") < len(body)
+
+
+@pytest.mark.parametrize("lane", ["passthrough"])
+def test_who_opens_a_large_file_can_be_killed(
+    mounted: MountFactory, bucket: Any, link: Any
+) -> None:
+    mount, body = _large_and_slow(mounted, bucket, link, "1h")
+    program = subprocess.Popen(["cat", mount.path / "data/large.bin"], stdout=subprocess.DEVNULL)
+    poll(lambda: mount.status()["cache"]["used_bytes"] >= MIB, 20)
+    program.kill()
+    program.wait(20)
+    assert mount.metric("cachefs_download_bytes_total") < len(body), "nobody waits for the rest"
+    link.back_rate = None
+    assert (mount.path / "data/large.bin").read_bytes() == body

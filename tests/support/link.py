@@ -23,6 +23,8 @@ class Link:
         """Seconds added to each request."""
         self.rate: float | None = None
         """Bytes a second that all clients together can send; None: as many as they like."""
+        self.back_rate: float | None = None
+        """Bytes a second that the server can send to each of them."""
         self.silent = False
         """Accept and swallow everything, answer nothing (as a router that drops packets)."""
         self.requests = 0
@@ -134,6 +136,8 @@ class Link:
                     self._take_time(len(data))
                 if not self.silent:
                     target.sendall(data)
+                if back and self.back_rate is not None:
+                    time.sleep(len(data) / self.back_rate)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
