@@ -9,7 +9,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -128,13 +128,17 @@ def test_a_large_file_opens_when_it_is_here(mounted: MountFactory, bucket: Any, 
     path = mount.path / "data/large.bin"
     with contextlib.ExitStack() as stack:
         with ThreadPoolExecutor(2) as pool:
-            one, other = map(stack.enter_context, pool.map(Path.open, [path] * 2, ["rb"] * 2))
+            one, other = map(stack.enter_context, pool.map(_opened, [path] * 2))
         assert mount.xattr("lane", "data/large.bin") == "passthrough"
         link.silent = True
         assert one.read() == body
         assert other.read() == body
     assert mount.metric("cachefs_download_bytes_total") == len(body)
     link.silent = False
+
+
+def _opened(path: Path) -> BinaryIO:
+    return path.open("rb")
 
 
 def _large_and_slow(mounted: MountFactory, bucket: Any, link: Any, wait: str) -> tuple[Any, bytes]:
