@@ -55,6 +55,9 @@ class Turn:
     seconds: float
     again_seconds: float
     """The same files once more, from where they are now."""
+    lost_mib: int
+    """Of what had been restored, how much the second reading took from the disk again, since there
+    was no memory to keep it in. With some, its time says nothing of the tool."""
     processor: dict[str, float]
     """Seconds that the restore cost, by who spent them."""
     processor_until_read: dict[str, float]
@@ -88,8 +91,26 @@ class _Restored:
 
     cold: float
     again: float
+    lost: int
+    """MiB that were in no memory any more."""
     processor: dict[str, float]
     processor_again: dict[str, float]
+
+
+def _again(
+    folder: Path, readers: int, usage: Usage, cold: float, cost: dict[str, float]
+) -> _Restored:
+    """Read what was restored once more."""
+    lost = _refaulted()
+    again = read_all(folder, readers)
+    return _Restored(cold, again, _refaulted() - lost, cost, usage.so_far())
+
+
+def _refaulted() -> int:
+    """MiB that were in memory, had to leave it and were wanted again, so far."""
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    pages = next(line.split()[1] for line in lines if line.startswith("workingset_refault_file "))
+    return int(pages) * mmap.PAGESIZE // MIB
 
 
 def _have_memory(nbytes: int) -> None:
@@ -126,6 +147,10 @@ class Bench:
         target = f"{self.bucket.url}/{folder.name}/"
         words = ["--endpoint-url", self.bucket.endpoint, "cp", f"{folder}/", target]
         self._run("s5cmd", words, {})
+        for path in folder.iterdir():  # It is in the way of what is restored.
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def cachefs(self, name: str, readers: int) -> _Restored:
         """Through a mount with an empty cache."""
@@ -165,7 +190,7 @@ class Bench:
             began, usage = time.monotonic(), self._usage()
             self._run(tool, words(target), env)
             seconds, cost = time.monotonic() - began, usage.so_far()
-            return _Restored(seconds, read_all(Path(target), readers), cost, usage.so_far())
+            return _again(Path(target), readers, usage, seconds, cost)
 
     def _run(self, tool: str, words: Sequence[str], env: dict[str, str]) -> None:
         full = {**clean_environment(self.home, self.bucket.env), **env}
@@ -191,7 +216,7 @@ class Bench:
     def _read_twice(self, folder: Path, readers: int, pid: int) -> _Restored:
         usage = self._usage(pid)
         cold, cost = read_all(folder, readers), usage.so_far()
-        return _Restored(cold, read_all(folder, readers), cost, usage.so_far())
+        return _again(folder, readers, usage, cold, cost)
 
     def _keys(self) -> dict[str, str]:
         server = self.seaweed.server
@@ -211,26 +236,31 @@ class Bench:
 
 
 def run(gib: float, rounds: int, tools: Sequence[str], layouts: Sequence[str]) -> Iterator[Turn]:
-    """Turn by turn; every second round in the opposite order."""
-    with contextlib.ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))
-        data = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        seaweed = Seaweed(data)
-        seaweed.start()
-        stack.callback(seaweed.stop)
-        (work / "place").mkdir()
-        (work / "source").mkdir()
-        bench = Bench(work, seaweed, gib)
-        for layout in layouts:
+    """Turn by turn; every second round in the opposite order. Each layout has a store of its own:
+    with more data in RAM nothing of what is restored would stay there."""
+    for layout in layouts:
+        with contextlib.ExitStack() as stack:
+            work = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))
+            data = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+            seaweed = Seaweed(data)
+            seaweed.start()
+            stack.callback(seaweed.stop)
+            (work / "place").mkdir()
+            (work / "source").mkdir()
+            bench = Bench(work, seaweed, gib)
             bench.fill(layout, work / "source")
             for number in range(rounds):
                 for tool in tools if number % 2 == 0 else reversed(tools):
-                    restore = getattr(bench, tool)
-                    _have_memory(int(3 * gib * GIB))
-                    did = restore(layout.replace(" ", "-"), LAYOUTS[layout][1])
-                    until_read = did.processor_again if tool in COPIERS else did.processor
-                    yield Turn(tool, layout, did.cold, did.again, did.processor, until_read)
+                    yield _turn(bench, tool, layout)
                     time.sleep(1)
+
+
+def _turn(bench: Bench, tool: str, layout: str) -> Turn:
+    _have_memory(int(3 * bench.gib * GIB))
+    restore = getattr(bench, tool)
+    did: _Restored = restore(layout.replace(" ", "-"), LAYOUTS[layout][1])
+    until_read = did.processor_again if tool in COPIERS else did.processor
+    return Turn(tool, layout, did.cold, did.again, did.lost, did.processor, until_read)
 
 
 def _rates(turns: Sequence[Turn], gib: float, seconds: Callable[[Turn], float]) -> dict[str, float]:
@@ -293,7 +323,8 @@ def main() -> None:
         turns.append(turn)
         rate, again = (arguments.gib * 1024 / s for s in (turn.seconds, turn.again_seconds))
         print(
-            f"{turn.layout:10} {turn.tool:8} {rate:7.0f} MiB/s, again {again:7.0f}, "
+            f"{turn.layout:10} {turn.tool:8} {rate:7.0f} MiB/s, again {again:7.0f} "
+            f"({turn.lost_mib} MiB of it not in memory), "
             f"processor seconds {turn.processor_until_read}",
             file=sys.stderr,
         )
