@@ -44,6 +44,7 @@ MAX_IN_FLIGHT = 16
 _FEWEST = 2  # chunks of a request, where so many are wanted
 _LONG, _PARTS = 4, 16  # chunks of a request at most, unless that is less than a part of the object
 _UNSEEN, _OF = 4, 32  # chunks of a long file between two reads that are seen; one in so many
+_AHEAD = 6  # requests ahead of who waits for a whole object, once the first part of it is there
 _PARALLEL = 4  # requests that are wanted under way before they get longer
 _STREAMS = 8  # sequential readers of one fill that are told apart
 
@@ -253,6 +254,8 @@ class Filler:
         if start >= end:
             return
         window = self._note_read(fill, start, end)
+        if fill.whole and start > 0:
+            window = _AHEAD * self._run
         self._start_missing(fill, start, end)
         self._read_ahead(fill, end, window)
         await self._wait_for(fill, start, end)
@@ -400,6 +403,7 @@ class Filler:
         stop = -(-position // self._chunk) + window
         if window >= _PARALLEL:
             stop -= stop % self._run  # one request now and then, not a small one for each chunk
+        stop = min(stop, -(-fill.size // self._chunk))
         ahead_end = min(stop * self._chunk, fill.size)
         if fill.stale or window == 0:
             return

@@ -57,8 +57,6 @@ JUDGED = 1.0
 
 _FILES_AT_ONCE = 2
 _STEP = 64 << 20
-_LONG_STEP = 256 << 20
-"""Once a file has come so fast that it is waited for: enough for several long requests."""
 _REMEMBERED = 256
 _BATCH = 1000
 
@@ -196,7 +194,7 @@ class Prefetcher:
 
     async def _wait_as_promised(self, row: InodeRow) -> None:
         asker = self.asker()
-        coming = self._start(row.ino, step=_LONG_STEP)
+        coming = self._start(row.ino)
         if coming is None:
             return
         coming.waiters += 1
@@ -282,33 +280,31 @@ class Prefetcher:
             coming.kept = True
             await coming.ended.wait()
 
-    def _start(self, ino: int, *, step: int = _STEP) -> _Coming | None:
+    def _start(self, ino: int) -> _Coming | None:
         """The fetch of a file, which may have begun before. None: it is not the time for any."""
         coming = self._coming.get(ino)
         if coming is None and self._nursery is not None:
             coming = self._coming[ino] = _Coming()
-            self._nursery.start_soon(self._fetch, ino, coming, step)
+            self._nursery.start_soon(self._fetch, ino, coming)
         return coming
 
-    async def _fetch(self, ino: int, coming: _Coming, step: int) -> None:
+    async def _fetch(self, ino: int, coming: _Coming) -> None:
         try:
             with coming.scope:
-                await self._fetch_all(ino, step)
+                await self._fetch_all(ino)
         except (OSError, StoreError) as error:
             log.info("not fetched ahead", inode=ino, reason=str(error))
         finally:
             del self._coming[ino]
             coming.ended.set()
 
-    async def _fetch_all(self, ino: int, step: int) -> None:
+    async def _fetch_all(self, ino: int) -> None:
         handle = await self._files.open(ino, os.O_RDONLY)
         if handle.inode.fill is not None:
             handle.inode.fill.whole = True
         try:
-            start, end = 0, _STEP
-            while start < handle.inode.size:
-                await self._contents.ensure(handle.inode, start, end)
-                start, end = end, end + step
+            for start in range(0, handle.inode.size, _STEP):
+                await self._contents.ensure(handle.inode, start, start + _STEP)
             self._contents.account(handle.inode)
         finally:
             self._files.release(handle.fh)

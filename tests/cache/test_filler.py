@@ -228,6 +228,35 @@ def test_what_is_waited_for_as_a_whole_comes_with_the_longest_requests(
     run(store, body, max_in_flight=16, longest=8)
 
 
+def test_who_waits_for_the_whole_has_the_next_requests_made_ahead(store: Store, fill: Fill) -> None:
+    async def body(filler: Filler) -> None:
+        fill.whole = True
+        await filler.ensure(fill, 0, 4 * CHUNK)
+        store.gate = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(filler.ensure, fill, 4 * CHUNK, 8 * CHUNK)
+            await settle()
+            assert sum(end - start for start, end in store.fetched) == fill.size
+            store.gate.set()
+
+    run(store, body, max_in_flight=16, longest=4)
+
+
+def test_the_last_chunk_comes_ahead_alone(store: Store, fill: Fill) -> None:
+    """The request for it does not reach beyond the end, whatever lacks before it."""
+    assert fill.size == 20 * CHUNK + 123
+
+    async def body(filler: Filler) -> None:
+        for start, end in ((0, 18), (19, 20)):
+            await filler.claim(fill, start * CHUNK, end * CHUNK)
+        for offset in range(0, 18 * CHUNK, 250):
+            await filler.ensure(fill, offset, offset + 250)
+        await filler.ensure(fill, 18 * CHUNK, fill.size)
+        assert sum(end - start for start, end in store.fetched) == CHUNK + 123
+
+    run(store, body, max_in_flight=16, longest=8)
+
+
 def test_two_chunks_that_are_wanted_come_with_one_request(store: Store, fill: Fill) -> None:
     async def body(filler: Filler) -> None:
         await filler.ensure(fill, 3 * CHUNK, 5 * CHUNK)
