@@ -60,8 +60,8 @@ def _movers(daemon: int) -> Iterator[int]:
 
 
 def slow_parts(faults: Any) -> None:
-    """Parts take long enough to be caught."""
-    faults.set(Rule(Fault.LATENCY, ops=("upload_part",), seconds=1.0))
+    """Parts take until they are caught, also on a machine that is busy."""
+    faults.set(Rule(Fault.LATENCY, ops=("upload_part",), seconds=20.0))
 
 
 def rewrite(actor: Actor, name: str) -> bytes:

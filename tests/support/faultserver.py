@@ -129,6 +129,12 @@ class Proxy:
         self._at_once = 0
         self._tokens: dict[int, tuple[float, float]] = {}
         self._started = time.monotonic()
+        self._cleared = asyncio.Event()
+
+    async def linger(self, seconds: float) -> None:
+        """Wait so long, or until there are no rules any more."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._cleared.wait(), seconds)
 
     async def serve_client(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -187,6 +193,9 @@ class Proxy:
                     Rule(**{**rule, "fault": Fault(rule["fault"]), "ops": tuple(rule["ops"])})
                     for rule in request["rules"]
                 ]
+                if not self.rules:
+                    self._cleared.set()
+                    self._cleared = asyncio.Event()
             case "used":
                 return [rule.used for rule in self.rules]
             case "counts":
@@ -235,7 +244,7 @@ class Exchange:
         latency, self.rule = self.proxy.choose(self.op, self.keys)
         try:
             if latency:
-                await asyncio.sleep(latency)
+                await self.proxy.linger(latency)
             if self.rule is None or self.rule.fault in _ASKS_STORE_FIRST:
                 await self._through_store()
             else:
