@@ -85,6 +85,13 @@ class Journal:
             return []
         return parse(data[START : START + ROOM], seed)[0]
 
+    def left_after(self, known: int) -> list[Record]:
+        """Of that, what a database lacks that has all up to `known`. Nothing if the journal does
+        not go on from there: the cache is a copy, or was restored from one, and its link leads to
+        what became of the original."""
+        fresh = [record for record in self.left() if record.seq > known]
+        return fresh if fresh and fresh[0].seq == known + 1 else []
+
     def begin(self) -> None:
         """An empty journal of this daemon's in place of the one before. OSError."""
         place = self._path
@@ -93,6 +100,15 @@ class Journal:
         elif place.is_symlink():
             place.unlink()
         self.fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._fill(place)
+        except OSError:
+            self.close()
+            if place is not self._path:
+                place.unlink(missing_ok=True)
+            raise
+
+    def _fill(self, place: Path) -> None:
         self.seed = secrets.randbits(32)
         os.posix_fallocate(self.fd, 0, START + ROOM)
         reach(Point.JOURNAL_AFTER_ALLOCATE)
@@ -104,11 +120,7 @@ class Journal:
     def _lead_to(self, place: Path) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         former = self._target()
-        try:
-            self._link(place)
-        except OSError:
-            place.unlink()
-            raise
+        self._link(place)
         if former is not None:
             _remove_unused(former)
 

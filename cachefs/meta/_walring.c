@@ -70,7 +70,7 @@ void ring_publish(struct log *log)
     log->gathered.len = 0;
 }
 
-/* The transaction that is going on comes to nothing. No write is under way. */
+/* The transaction that is going on comes to nothing. No write is under way, as there is an error. */
 static void drop(struct log *log)
 {
     struct head *head = log->head;
@@ -127,7 +127,6 @@ static bool has_place(struct log *log, uint64_t count)
 static void ask_again(struct log *log)
 {
     log->error = 0;
-    log->retry = true;
     pthread_cond_signal(&log->work);
 }
 

@@ -60,8 +60,8 @@ struct log {
     pthread_mutex_t lock;
     pthread_cond_t work, progress;
     pthread_t worker;
-    bool running, stop, behind, retry;
-    int error; /* errno of the last write, if that failed */
+    bool running, stop, behind;
+    int error; /* errno of the last write, if that failed and none is under way since */
 
     struct entry gathered; /* not published yet */
     uint64_t fill;         /* where the next byte goes */

@@ -50,7 +50,6 @@ static void step(struct log *log)
     if (log->head->done < entry->pos)
         STORE(log->head->done, entry->pos);
     count = carry_out(log, entry);
-    log->retry = false;
     if (count < 0 || (count == 0 && entry->kind == DATA)) {
         log->error = count < 0 ? (int)-count : ENOSPC;
     } else {
@@ -84,11 +83,11 @@ static void *work(void *given)
         if (nothing_published(log)) {
             caught_up(log);
             pthread_cond_wait(&log->work, &log->lock);
-        } else if (log->error && !log->retry) {
+        } else if (log->error) {
             int64_t when = ring_now() + RETRY;
-            while (log->error && !log->retry && !log->stop && ring_now() < when)
+            while (log->error && !log->stop && ring_now() < when)
                 wait_until(&log->work, log, when);
-            log->retry = true;
+            log->error = 0; /* none is told of a write that is under way: see drop */
         } else {
             step(log);
         }

@@ -20,8 +20,9 @@ import mmap
 import os
 import secrets
 import struct
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,8 @@ _ENTRY = struct.Struct("=4Q")
 _ENTRIES = 240
 _DATA, _SYNC = 0, 1
 _MODE = 0o600
+_DYING, _DYING_PAUSE = 10.0, 0.02
+"""Seconds."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -129,19 +132,43 @@ def _find(database: Path) -> Left:
     except OSError as error:
         note = f"the memory where commits wait for the disk is gone: {error}"
         return Left(note=note, is_gone=True)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        magic, size, found, directory, *_, base = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
-        ours = directory == database.parent.stat().st_ino and found == name and magic == _MAGIC
-        if ours and os.fstat(fd).st_size == _HEAD_BYTES + size:
-            return Left(_read(fd)[0], base, fd)
-        note = "" if directory else f"{path} is no ring"
-    except BlockingIOError:
-        note = ""  # A copy of a cache that is in use.
-    except struct.error:
-        note = f"{path} is no ring"
-    os.close(fd)
-    return Left(note=note)
+    with ExitStack() as stack:
+        stack.callback(os.close, fd)
+        foreign = _whose(database, fd, path, name)
+        if foreign is not None:
+            return Left(note=foreign)
+        if not _take(fd):
+            return Left(note=f"{path}, where commits wait for the disk, is in use")
+        stack.pop_all()
+        return Left(*_read(fd), fd)
+
+
+def _whose(database: Path, fd: int, path: str, name: bytes) -> str | None:
+    """None: the ring of this database. Else what is to be said; nothing of a copy's original."""
+    status, raw = os.fstat(fd), os.pread(fd, _HEAD.size, 0)
+    if status.st_uid != pointer(database).stat().st_uid:
+        return f"{path}, where commits wait for the disk, is another user's"
+    if len(raw) < _HEAD.size:
+        return f"{path} is no ring"
+    magic, size, found, directory, *_ = _HEAD.unpack(raw)
+    ours = directory == database.parent.stat().st_ino and found == name and magic == _MAGIC
+    if ours and status.st_size == _HEAD_BYTES + size:
+        return None
+    return "" if directory else f"{path} is no ring"
+
+
+def _take(fd: int) -> bool:
+    """Lock it. The caller has the cache, so who has its ring is dying: whatever looks at the memory
+    of a process that was killed may keep that from going for a moment."""
+    deadline = time.monotonic() + _DYING
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        time.sleep(_DYING_PAUSE)
 
 
 def _named(database: Path) -> tuple[str, bytes] | str:

@@ -190,8 +190,7 @@ class SmallFiles:
 
         The last one may have been made without an answer: its request is known as applied.
         """
-        folded = self.folded
-        fresh = [record for record in self.journal.left() if record.seq > folded]
+        fresh = self.journal.left_after(self.folded)
         created = [record for record in fresh if record.kind == CREATED]
         if created:
             current_request.set(created[-1].unique)

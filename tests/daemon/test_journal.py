@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import struct
 import zlib
@@ -129,6 +131,32 @@ def test_the_journal_of_another_boot_counts_for_nothing(
     monkeypatch.setattr(journal, "boot_id", lambda: "another")
     assert Journal(path).left() == []
     first.close()
+
+
+def test_a_database_takes_in_what_goes_on_from_it(path: Path) -> None:
+    """One of a copy of the cache, made before, finds the journal of the original further on."""
+    first = Journal(path)
+    first.begin()
+    with path.open("r+b") as file:
+        file.seek(START)
+        file.write(b"".join(packed(record, first.seed) for record in records(8, 3)))
+    assert Journal(path).left_after(7) == records(8, 3)
+    assert Journal(path).left_after(8) == records(9, 2)
+    assert Journal(path).left_after(10) == Journal(path).left_after(6) == []
+    first.close()
+
+
+def test_memory_without_room_for_a_journal(
+    path: Path, ram_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, start: int, count: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    made = Journal(path, ram_dir)
+    with pytest.raises(OSError, match="full"):
+        made.begin()
+    assert made.fd == -1 and list(ram_dir.iterdir()) == [] and not path.is_symlink()
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 10, b"CFSMALL1", bytes(70), b"\xff" * 5000])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import shutil
+import struct
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -245,6 +248,43 @@ def test_a_copy_of_the_cache_has_nothing_to_do_with_the_ring(
     copy.end()
     assert database("keys") == ["before", "theirs"]
     assert len(list(memory.glob("*.ring"))) == 1
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, memory: Path) -> Path:
+    """A database whose log is in a ring as a whole, and that ring's daemon is gone."""
+    source = Meta(tmp_path / "db")
+    source.set_setting("mine", "here")
+    database = tmp_path / "cache" / "db"
+    database.parent.mkdir()
+    shutil.copy(source.db.path, database)
+    log = Path(f"{source.db.path}-wal").read_bytes()
+    fd = ring.make(database, memory)
+    os.pwrite(fd, log, ring._HEAD_BYTES)
+    os.pwrite(fd, ring._ENTRY.pack(0, 0, len(log), ring._DATA), ring._TABLE)
+    os.pwrite(fd, struct.pack("=2Q", 0, 1), 40)
+    os.close(fd)
+    source.close()
+    return database
+
+
+def test_the_ring_of_a_daemon_that_is_not_quite_gone(waiting: Path, memory: Path) -> None:
+    """It has given up the cache, but its memory is being looked at."""
+    (place,) = memory.glob("*.ring")
+    fd = os.open(place, os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    threading.Timer(0.2, os.close, [fd]).start()
+    after = Meta(waiting)
+    assert after.db.note == "" and after.setting("mine") == "here"
+    after.close()
+
+
+def test_a_ring_of_another_user(waiting: Path, memory: Path) -> None:
+    (place,) = memory.glob("*.ring")
+    os.chown(place, 65534, -1)
+    left = ring.recover(waiting)
+    assert "another user's" in left.note and left.fd is None
+    assert not Path(f"{waiting}-wal").exists()
 
 
 def test_after_a_reboot_there_is_no_ring(opened: Open, disk: Ext4) -> None:
