@@ -238,6 +238,13 @@ class Filler:
         self.room: Room = _Unbounded()
         self._active = 0
         self._queue: deque[tuple[Fill, _Job]] = deque()
+        self._fills: dict[str, Fill] = {}
+
+    def under_way(self, path: str) -> Fill | None:
+        """The fill of a cache file that something is on its way to, or waits to be; whoever opens
+        that file goes on with it. With another one, what comes late would be written over what has
+        been written to the file since."""
+        return self._fills.get(path)
 
     @property
     def active(self) -> int:
@@ -347,6 +354,7 @@ class Filler:
             self.room.promise(fill, wanted)
             job.promised = True
         fill._jobs.update(dict.fromkeys(job.chunks, job))
+        self._fills[fill.path] = fill
         fill._requests += 1
         self._active += 1
         self._queue.append((fill, job))
@@ -382,6 +390,8 @@ class Filler:
             for index in job.chunks:
                 del fill._jobs[index]
             fill._requests -= 1
+            if not fill._requests:
+                self._fills.pop(fill.path, None)
             self._active -= 1
             if job.promised:
                 self.room.settle(fill, job.wanted)

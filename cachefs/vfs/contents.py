@@ -255,7 +255,16 @@ class Contents(Sealing):
 
     def fill_for(self, inode: InodeRow, gen: GenerationRow) -> Fill:
         """The fill of a generation whose cache file does not hold all of its object yet."""
-        return self._remote.fill(inode, self.device(gen).path(gen.file), gen.present or b"")
+        fill = self._remote.fill(inode, self.device(gen).path(gen.file), gen.present or b"")
+        before = self._filler.under_way(fill.path)
+        if before is None:
+            return fill
+        before.key, before.etag, before.stale = fill.key, fill.etag, False
+        return before
+
+    def is_coming(self, gen: GenerationRow) -> bool:
+        """Whether something is on its way to a generation's cache file."""
+        return self._filler.under_way(self.device(gen).path(gen.file)) is not None
 
     def _forget_cached(self, inode: InodeRow, gen: GenerationRow) -> None:
         with self._meta.transaction(Change.FORGET_CACHED):

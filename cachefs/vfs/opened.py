@@ -267,6 +267,15 @@ class OpenTable:
             inode.unbuffered |= bool(flags & os.O_DIRECT)
         return handle
 
+    def is_here(self, inode: OpenInode) -> bool:
+        """Whether an inode was not closed meanwhile. If it was, its descriptor may be another
+        file's by now, and so may the inode's number be another `OpenInode`'s."""
+        return self.inodes.get(inode.ino) is inode
+
+    def is_written(self, inode: OpenInode) -> bool:
+        """Whether it is here, and open for writing."""
+        return inode.writing and self.is_here(inode)
+
     def handles_of(self, inode: OpenInode) -> list[Handle]:
         """The handles of an open inode."""
         return [handle for handle in self.handles.values() if handle.inode is inode]

@@ -300,13 +300,16 @@ class Prefetcher:
 
     async def _fetch_all(self, ino: int) -> None:
         handle = await self._files.open(ino, os.O_RDONLY)
-        if handle.inode.fill is not None:
-            handle.inode.fill.whole = True
+        fill = handle.inode.fill
+        if fill is not None:
+            fill.whole = True
         try:
             for start in range(0, handle.inode.size, _STEP):
                 await self._contents.ensure(handle.inode, start, start + _STEP)
             self._contents.account(handle.inode)
         finally:
+            if fill is not None:  # Who opens the file while some of it is coming goes on with it.
+                fill.whole = False
             self._files.release(handle.fh)
 
 

@@ -275,7 +275,7 @@ class Spiller:
     async def move_on(self, opened: OpenInode) -> bool:
         """Move a file from a disk that is full of it; False if it stays where it is."""
         async with opened.lock:
-            target = self.roomier(opened)
+            target = self.roomier(opened) if self._table.is_written(opened) else None
             return target is not None and await self._move(opened, target)
 
     async def _move(self, opened: OpenInode, target: CacheDevice | None = None) -> bool:
@@ -304,10 +304,13 @@ class Spiller:
         return await device.apart.run(device.open, row.copy_file, os.O_RDWR)
 
     def _switch_open(self, opened: OpenInode, fd: int) -> bool:
-        """The copy, open as `fd`, is the cache file of an open file from now on."""
+        """The copy, open as `fd`, is the cache file of an open file from now on; not if that was
+        closed meanwhile."""
         row = self._meta.generations.get(opened.gen.gen)
-        if row is None or row.copy_device is None or row.copy_file is None:
+        closed = not self._table.is_written(opened)
+        if closed or row is None or row.copy_device is None or row.copy_file is None:
             os.close(fd)
+            self._give_up(opened.gen.gen)
             return False
         source, device = opened.device, self._contents.devices[row.copy_device]
         try:
@@ -483,9 +486,10 @@ class Spiller:
         return True
 
     def _give_up(self, gen: int) -> None:
-        """A copy that was never whole is of no use; one that was still has what was synced."""
+        """A copy that was never whole is of no use; one of what is in RAM that was still has what
+        was synced."""
         row = self._meta.generations.get(gen)
-        if row is not None and row.copy_size is None:
+        if row is not None and (row.copy_size is None or row.device not in self.volatile):
             with self._meta.transaction(Change.DROP_COPY):
                 self._contents.drop_copy(gen)
 

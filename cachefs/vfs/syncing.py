@@ -36,10 +36,11 @@ async def sync_file(
     OSError."""
     await opened.settled()
     device, gen, sealed = opened.device, opened.gen, not opened.writing
+    file = gen.file  # It may move meanwhile: then its new name is on the other disk already.
     before = await device.apart.run(_sync_bytes, opened, device)
     reach(Point.FSYNC_AFTER_FILE)
     if not device.in_memory:  # It may be lost, and `shelter` works all the same.
-        await device.apart.run(device.sync_dir, gen.file)
+        await device.apart.run(device.sync_dir, file)
     reach(Point.FSYNC_AFTER_DIRECTORY)
     await shelter(opened)
     contents.save_open(opened)

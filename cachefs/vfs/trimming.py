@@ -74,13 +74,17 @@ class Trimmer:
         self._contents.save_progress(opened)
         reach(Point.TRIM_AFTER_SAVE)
         await self._sync_meta()
+        if not self._table.is_here(opened):
+            return 0  # Who opens it next fetches what is not present, and is not to find it gone.
         self._contents.account(opened)
         before = opened.accounted
         holes = [hole for extent in chosen for hole in fill.present.gaps(*extent)]
         holes = [hole for hole in holes if opened.fill is fill and not fill.is_coming(*hole)]
         with self._contents.fetches.withheld(fill.path):
-            await opened.device.apart.run(_punch, opened.device, opened.gen.file, holes)
+            freed = await opened.device.apart.run(_punch, opened.device, opened.gen.file, holes)
         fill.trims += 1
+        if not self._table.is_here(opened):
+            return freed  # It was counted when it was closed, or is by who has it open now.
         self._contents.account(opened)
         return max(0, before - opened.accounted)
 
@@ -98,7 +102,7 @@ class Trimmer:
         """Take about `goal` bytes from the beginning of a file that nobody has open; returns how
         many. `on_leaving` is called in the transaction that lets them go. OSError."""
         row = self._meta.generations.get(gen)
-        if row is None:
+        if row is None or self._contents.is_coming(row):
             return 0
         device = self._contents.device(row)
         present = ExtentSet.unpack(row.present) if row.present is not None else None
@@ -111,7 +115,8 @@ class Trimmer:
             on_leaving(row)
             self._meta.generations.save(row)
         await self._sync_meta()
-        if row.ino in self._table.inodes or self._meta.generations.get(gen) != row:
+        is_same = self._meta.generations.get(gen) == row and not self._contents.is_coming(row)
+        if row.ino in self._table.inodes or not is_same:
             return 0  # Somebody reads it, and what is not present may be on its way again.
         self._contents.fetches.count(device.path(row.file))
         with self._contents.fetches.withheld(device.path(row.file)):

@@ -251,11 +251,17 @@ def absolute(path: Any) -> Any:
 
 @asynccontextmanager
 async def lab(
-    tmp_path: Path, *options: str, flusher: bool = True, syncer: bool = False, ram: bool = False
+    tmp_path: Path,
+    *options: str,
+    flusher: bool = True,
+    syncer: bool = False,
+    ram: bool = False,
+    more: int = 0,
 ) -> AsyncIterator[Lab]:
     """A daemon that works while the block runs; `ram`: with a device in RAM before the disk (see
-    `ramdevice.pretended`)."""
+    `ramdevice.pretended`); `more`: devices after it."""
     store, dirs = tmp_path / "store", ramdevice.directories(tmp_path, ram=ram)
+    dirs += [tmp_path / f"more{number}" for number in range(more)]
     store.mkdir()
     mine = ["cache.size=256MiB", "cache.meta_reserve=0", f"flush.settle={SETTLE}s", "node.id=n1"]
     flags = {"store.url": store.as_uri(), "cache.dirs": [str(each) for each in dirs]}
@@ -324,14 +330,16 @@ def _services(settings: config.Settings, parts: Parts, metrics: Metrics) -> Serv
 
 
 def in_lab(
-    *options: str, flusher: bool = True, syncer: bool = False
+    *options: str, flusher: bool = True, syncer: bool = False, more: int = 0
 ) -> Callable[[Callable[[Lab], Awaitable[None]]], Callable[[Path], None]]:
     """Make a test of an async function that is given a lab."""
 
     def wrap(test: Callable[[Lab], Awaitable[None]]) -> Callable[[Path], None]:
         def run(tmp_path: Path) -> None:
             async def main() -> None:
-                async with lab(tmp_path, *options, flusher=flusher, syncer=syncer) as made:
+                async with lab(
+                    tmp_path, *options, flusher=flusher, syncer=syncer, more=more
+                ) as made:
                     await test(made)
 
             trio.run(main)

@@ -141,9 +141,11 @@ def _opened(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _large_and_slow(mounted: MountFactory, bucket: Any, link: Any, wait: str) -> tuple[Any, bytes]:
-    """A file, and a store that takes a minute for it."""
-    body = os.urandom(WHOLE + MIB)
+def _large_and_slow(
+    mounted: MountFactory, bucket: Any, link: Any, wait: str, more: int = MIB
+) -> tuple[Any, bytes]:
+    """A file, and a store that takes minutes for it."""
+    body = os.urandom(WHOLE + more)
     bucket.put("data/large.bin", body)
     mount = mounted(bucket, options={"cache.whole_wait": wait}, endpoint=link.endpoint)
     os.stat(mount.path / "data/large.bin")
@@ -155,7 +157,9 @@ def test_a_large_file_that_comes_slowly_is_read_as_it_comes(
     mounted: MountFactory, bucket: Any, link: Any
 ) -> None:
     """Who wants its beginning does not wait for its end, and that does not come either."""
-    mount, body = _large_and_slow(mounted, bucket, link, "5s")
+    mount, body = _large_and_slow(
+        mounted, bucket, link, "5s", 16 * MIB
+    )  # not all asked for at once
     with (mount.path / "data/large.bin").open("rb", buffering=0) as file:
         assert mount.xattr("lane", "data/large.bin") == "tracked"
         link.back_rate = None
