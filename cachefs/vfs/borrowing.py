@@ -72,7 +72,8 @@ class Borrower:
 
     async def borrow(self, opened: OpenInode) -> bool:
         """Begin a generation of a file that the cache cannot hold; False if this is not one. To be
-        called with its lock. ESTALE: the object is another one by now. OSError, StoreError."""
+        called with its lock, and again if the file is still not written to after that. ESTALE: the
+        object is another one by now. OSError, StoreError."""
         if not self._is_too_large(opened):
             return False
         while self.can_copy() is None:  # noqa: ASYNC110
@@ -83,7 +84,12 @@ class Borrower:
             return False
         tail = where[-1][1]
         await self._contents.ensure(opened, tail, opened.size)
-        spans = await self._copied(origin, where)
+        try:
+            spans = await self._store.borrow(origin.key, origin.etag, origin.size, where)
+        except (NotFound, PreconditionFailed) as error:
+            if self._known(opened)[1] != origin:
+                return True  # A rename of ours has made another object of it.
+            raise OSError(errno.ESTALE, f"the object has changed: {error}") from error
         try:
             await self._begin(opened, row, spans, tail)
         except BaseException:
@@ -114,12 +120,6 @@ class Borrower:
         limit = self._ledgers[opened.gen.device].limit
         return list(places(opened.size, usual_length(limit), limit))
 
-    async def _copied(self, origin: ObjectRow, where: Sequence[Extent]) -> list[Span]:
-        try:
-            return await self._store.borrow(origin.key, origin.etag, origin.size, where)
-        except (NotFound, PreconditionFailed) as error:
-            raise OSError(errno.ESTALE, f"the object has changed: {error}") from error
-
     async def _begin(
         self, opened: OpenInode, old: GenerationRow, spans: Sequence[Span], tail: int
     ) -> None:
@@ -132,13 +132,18 @@ class Borrower:
             raise
         self._contents.account(opened)
         dirty = ExtentSet()
-        with self._meta.transaction(Change.BORROW):
-            gen = self._contents.add_generation(
-                opened.ino, device, file, opened.lane, size=size, dirty=dirty, base=old.gen
-            )
-            self._meta.spans.adopt(gen.gen, spans)
-            self._meta.inodes.set_gen(opened.ino, gen.gen)
-            self._contents.unreferenced(old.gen)
+        try:
+            with self._meta.transaction(Change.BORROW):
+                gen = self._contents.add_generation(
+                    opened.ino, device, file, opened.lane, size=size, dirty=dirty, base=old.gen
+                )
+                self._meta.spans.adopt(gen.gen, spans)
+                self._meta.inodes.set_gen(opened.ino, gen.gen)
+                self._contents.unreferenced(old.gen)
+        except BaseException:
+            device.let_go(fd)
+            device.apart.later(partial(device.remove, file))
+            raise
         opened.switch(fd)  # A read that is under way is made anew: something has left the cache.
         opened.gen, opened.dirty, opened.writing, opened.accounted = gen, dirty, True, 0
         opened.untouched_ns = os.fstat(opened.fd).st_mtime_ns
