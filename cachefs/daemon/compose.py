@@ -319,6 +319,7 @@ def compose(
     borrower.can_copy = lambda: offloader.can_copy()
     if tap is not None:
         offloader.held_up = spiller.held_up = tap.left
+        spiller.hold = tap.hold
     publisher.on_assembled = contents.on_assembled = streams.released
     recovery = Recovery(
         meta,

@@ -226,7 +226,7 @@ struct poisoned {
 
 struct job { /* one FALLOCATE for a worker */
     struct job *next;
-    uint64_t unique;
+    uint64_t unique, ino;
     struct fallocate_in in;
 };
 
@@ -262,6 +262,7 @@ struct tap {
     struct map budgets;            /* fh -> bytes that are written here; as below: in memory? */
     struct map readers;            /* fh -> fd that is read here; lowest bit: it is in memory */
     uint64_t read_bytes;           /* ... since Python asked last */
+    struct map held;               /* nodeids of files whose FALLOCATEs are to wait */
     struct map interrupted;        /* requests whose callers do not want to wait any more */
     struct map waiting;            /* requests with Python that may see or change names */
     struct map watched, unbacked;  /* nodeid -> counters, nodeid -> handles without their id */
@@ -354,6 +355,7 @@ void small_passed(const struct in_header *header);
 /* _tap_fallocate.c */
 enum fate tap_fallocate(char *data, size_t *len, int *error);
 bool tap_resume_fallocate(const struct out_header *reply);
+unsigned fallocate_left(uint64_t ino);
 
 /* _tap_backing.c */
 int backing_open(int fd);

@@ -24,6 +24,8 @@
 #define MAX_WAITING 4096 /* each is a program that waits, and a place in the table of requests */
 #define KNOWN_MODES (FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE | FALLOC_FL_ZERO_RANGE)
 
+static struct job *running[MAX_WORKERS];
+
 /* Passthrough files are held O_RDONLY (a writable descriptor would hide the end of the last
  * writer), so the writable one lives no longer than the call. */
 static int writable(int fd)
@@ -73,24 +75,23 @@ static int allocate(const struct job *job)
     return error;
 }
 
-static void carry_out(struct job *job)
+static void carry_out(struct job *job, struct job **mine)
 {
     int error = allocate(job);
 
-    if (!error) { /* before the reply: whoever sees the call return finds the event */
-        TAP_LOCK();
+    TAP_LOCK();
+    if (!error) /* before the reply: whoever sees the call return finds the event */
         tap_event(EVENT_FALLOCATE, job->in.fh, job->in.mode, job->in.offset, job->in.length);
-        TAP_UNLOCK();
-    }
+    *mine = NULL;
+    TAP_UNLOCK();
     tap_answer(job->unique, error);
     free(job);
 }
 
 static void *work(void *argument)
 {
-    struct job *job;
+    struct job *job, **mine = argument;
 
-    (void)argument;
     TAP_LOCK();
     for (;;) {
         tap.idle_workers++;
@@ -100,8 +101,9 @@ static void *work(void *argument)
         job = tap.jobs;
         tap.jobs = job->next;
         tap.waiting_jobs--;
+        *mine = job;
         TAP_UNLOCK();
-        carry_out(job);
+        carry_out(job, mine);
         TAP_LOCK();
     }
     return NULL;
@@ -115,7 +117,7 @@ static bool start_worker(void)
 
     sigfillset(&all); /* signals are for Python's main thread */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    failed = pthread_create(&thread, NULL, work, NULL);
+    failed = pthread_create(&thread, NULL, work, &running[tap.workers]);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed)
         return false;
@@ -161,7 +163,7 @@ enum fate tap_fallocate(char *data, size_t *len, int *error)
 {
     struct in_header header;
     struct job *job;
-    uint64_t file;
+    uint64_t file, held;
 
     *error = EINVAL;
     if (*len < sizeof header + sizeof job->in)
@@ -175,8 +177,9 @@ enum fate tap_fallocate(char *data, size_t *len, int *error)
         return FATE_ANSWERED;
     memcpy(&header, data, sizeof header);
     job->unique = header.unique;
+    job->ino = header.nodeid;
     memcpy(&job->in, data + sizeof header, sizeof job->in);
-    if (map_get(&tap.files, job->in.fh, &file)) {
+    if (map_get(&tap.files, job->in.fh, &file) && !map_get(&tap.held, job->ino, &held)) {
         append(job);
         return FATE_TAKEN;
     }
@@ -204,4 +207,16 @@ bool tap_resume_fallocate(const struct out_header *reply)
     job->next = NULL;
     append(job);
     return true;
+}
+
+/* Called with the lock held: how many will be done, or are, on the cache file that a file has now. */
+unsigned fallocate_left(uint64_t ino)
+{
+    unsigned count = 0;
+
+    for (const struct job *job = tap.jobs; job; job = job->next)
+        count += job->ino == ino;
+    for (size_t i = 0; i < MAX_WORKERS; i++)
+        count += running[i] && running[i]->ino == ino;
+    return count;
 }

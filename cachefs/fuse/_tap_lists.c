@@ -247,9 +247,30 @@ PyObject *py_left(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "K", &ino))
         return NULL;
     TAP_LOCK();
-    count = patience_left(ino);
+    count = patience_left(ino) + fallocate_left(ino);
     TAP_UNLOCK();
     return PyLong_FromUnsignedLong(count);
+}
+
+PyObject *py_hold(PyObject *self, PyObject *args)
+{
+    unsigned long long ino;
+    uint64_t ignored;
+    int on;
+    bool done = true;
+
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Kp", &ino, &on))
+        return NULL;
+    TAP_LOCK();
+    if (on)
+        done = map_put(&tap.held, ino, 1);
+    else
+        map_take(&tap.held, ino, &ignored);
+    TAP_UNLOCK();
+    if (!done)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
 }
 
 PyObject *py_arrived(PyObject *self, PyObject *args)

@@ -9,6 +9,7 @@ PyObject *py_backings(PyObject *self, PyObject *ignored);
 PyObject *py_poisoned(PyObject *self, PyObject *ignored);
 PyObject *py_drain_events(PyObject *self, PyObject *ignored);
 PyObject *py_set_budget(PyObject *self, PyObject *args);
+PyObject *py_hold(PyObject *self, PyObject *args);
 PyObject *py_left(PyObject *self, PyObject *args);
 PyObject *py_watch(PyObject *self, PyObject *args);
 PyObject *py_unwatch(PyObject *self, PyObject *args);

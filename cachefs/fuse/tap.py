@@ -271,7 +271,10 @@ class Tap:
         """(fh, bytes, in_memory): so much may be written to that file without asking, by a thread
         that may wait for its disk, unless it is in memory; 0: nothing any more."""
         self.left = _tap.left
-        """(inode) -> how many such writes to that file wait for its disk now, unanswered."""
+        """(inode) -> how many such writes to that file, and FALLOCATEs, are under way now."""
+        self.hold = _tap.hold
+        """(inode, on): FALLOCATEs of that file call `write` first, as for a handle without a file,
+        and go to the file that the handle has then."""
         self.set_reader = _tap.set_reader
         """(fh, fd, in_memory): what the page cache has of that file is read without asking, all of
         it where it is in memory anyway; fd -1: nothing any more. Forgotten as the above."""

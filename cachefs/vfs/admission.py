@@ -26,6 +26,10 @@ _PATIENCE = 30.0
 """Seconds until writers of such files who do something else are not waited for any more."""
 
 
+class _Moved(Exception):
+    """Who waits for room on a device has got it on another."""
+
+
 class Admission:
     """Lets writers go on when there is room for their bytes.
 
@@ -72,21 +76,44 @@ class Admission:
     async def admit(self, opened: OpenInode, nbytes: int, asker: Asker) -> SpaceLedger:
         """Return once `nbytes` are promised to a writer, with the ledger that they are to be
         settled with. ENOSPC, EINTR. Its bytes are not being moved then."""
-        await opened.settled()
-        ledger = self._ledgers[opened.gen.device]
-        if ledger.try_admit(nbytes):
-            return ledger
-        if await self.move_away(opened):
+        while True:
+            await opened.settled()
             ledger = self._ledgers[opened.gen.device]
-        if not ledger.try_admit(nbytes):
-            await self.make_room(ledger, nbytes, opened.ino, asker)
+            if ledger.try_admit(nbytes):
+                return ledger
+            if await self.move_away(opened):
+                ledger = self._ledgers[opened.gen.device]
+            if await self._admit_there(opened, ledger, nbytes, asker):
+                return ledger
+
+    async def _admit_there(
+        self, opened: OpenInode, ledger: SpaceLedger, nbytes: int, asker: Asker
+    ) -> bool:
+        """False: the file has moved on meanwhile, and nothing was promised."""
+
+        def has_moved() -> bool:
+            return self._ledgers[opened.gen.device] is not ledger
+
+        try:
+            if not ledger.try_admit(nbytes):
+                await self.make_room(ledger, nbytes, opened.ino, asker, has_moved)
+        except _Moved:
+            return False
         await opened.settled()
-        return ledger
+        if has_moved():
+            ledger.settle(nbytes, 0)
+            return False
+        return True
 
     async def make_room(
-        self, ledger: SpaceLedger, nbytes: int, ino: int, asker: Asker = (0, 0)
+        self,
+        ledger: SpaceLedger,
+        nbytes: int,
+        ino: int,
+        asker: Asker = (0, 0),
+        has_moved: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Promise `nbytes` to an inode once they fit.
+        """Promise `nbytes` to an inode once they fit. _Moved: it is not there any more.
 
         ENOSPC: they do not, and nobody is to wait for it; or it has taken too long, or would take
         for ever, since all there is on the device are files that are being written, or wait for
@@ -104,14 +131,18 @@ class Admission:
         log.info("a writer waits for room", inode=ino, device=str(ledger.device.directory))
         try:
             await ledger.wait_for_room(
-                nbytes, is_in_vain=lambda: self._is_in_vain(ledger, began, asker)
+                nbytes, is_in_vain=lambda: self._is_in_vain(ledger, began, asker, has_moved)
             )
         finally:
             self._waiting[ino] -= 1
             self._wanted[ledger.device.index] -= nbytes
 
-    def _is_in_vain(self, ledger: SpaceLedger, began: float, asker: Asker) -> bool:
+    def _is_in_vain(
+        self, ledger: SpaceLedger, began: float, asker: Asker, has_moved: Callable[[], bool]
+    ) -> bool:
         """Whether one who has waited since `began` is to be told that there is no room."""
+        if has_moved():
+            raise _Moved
         if self.is_given_up(asker):
             raise OSError(errno.EINTR, os.strerror(errno.EINTR))
         waited = time.monotonic() - began

@@ -232,6 +232,7 @@ class Files(Overlay):
         if kills:
             self.clear_privileges(opened.ino)
         if not data:
+            await opened.settled()
             return 0
         if offset < opened.snapshot_size:
             await self.before_rewrite(opened)

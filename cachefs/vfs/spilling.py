@@ -93,6 +93,8 @@ class Spiller:
         """Called before an open file moves: every write to it is to be asked for from now on."""
         self.after_move: Callable[[OpenInode], None] = lambda opened: None
         """Called when an open file has moved."""
+        self.hold: Callable[[int, bool], None] = lambda ino, on: None
+        """Keeps the tap from changing the cache file of an open file by itself."""
         self.held_up: Callable[[int], int] = lambda ino: 0
         """Writes to a file that the tap had begun by itself before, and that its disk holds up."""
         self.on_spilled: Callable[[int], None] = lambda nbytes: None
@@ -280,6 +282,7 @@ class Spiller:
 
     async def _move(self, opened: OpenInode, target: CacheDevice | None = None) -> bool:
         self.before_move(opened)
+        self.hold(opened.ino, True)
         opened.moving = trio.Event()
         try:
             while opened.writes or self.held_up(opened.ino):  # noqa: ASYNC110
@@ -293,6 +296,7 @@ class Spiller:
             log.info("an open file stays where it is", inode=opened.ino, reason=str(error))
             return False
         finally:
+            self.hold(opened.ino, False)
             opened.moving.set()
             opened.moving = None
 

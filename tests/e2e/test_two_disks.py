@@ -149,6 +149,55 @@ def test_a_file_that_outgrows_its_disk_goes_on_on_the_other(
     assert hashlib.sha256(dir_store.get("long.bin")).hexdigest() == written
 
 
+def punch(path: str, growing: str, size: int) -> tuple[int, list[int]]:
+    """Holes into the first 60 MiB of a file, one after another, while one (perhaps the same) grows
+    to `size` MiB: how many, and which of them are none afterwards."""
+    import ctypes
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    fallocate, block = ctypes.CDLL(None, use_errno=True).fallocate64, 4096
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    fd, other = (os.open(name, os.O_RDWR | os.O_CREAT) for name in (path, growing))
+    for number in range(60):
+        os.pwrite(fd, b"\xff" * (1 << 20), number << 20)
+
+    def grow() -> None:
+        for number in range(60 if path == growing else 0, size):
+            assert os.pwrite(other, b"\xee" * (1 << 20), number << 20) == 1 << 20
+
+    made = 0
+    with ThreadPoolExecutor() as pool:
+        grown = pool.submit(grow)
+        while not grown.done() and made < (60 << 20) // block:
+            assert fallocate(fd, 3, made * block, block) == 0, os.strerror(ctypes.get_errno())
+            made += 1
+        grown.result()
+    holes = [number for number in range(made) if any(os.pread(fd, block, number * block))]
+    os.close(fd)
+    os.close(other)
+    return made, holes
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("lane", ["tracked"])
+@pytest.mark.parametrize(("growing", "size"), [("a.bin", 180), ("b.bin", 80)])
+def test_holes_are_made_in_a_file_that_moves(
+    mounted: MountFactory,
+    dir_store: Any,
+    unequal: list[Disk],
+    client: Client,
+    growing: str,
+    size: int,
+) -> None:
+    """None of them is left behind, and who waits for room has it where the file is then."""
+    options = {**OPTIONS, "cache.size": "500MiB"}
+    mount = mounted(dir_store, cache_dirs=[d.top / "cache" for d in unequal], options=options)
+    made, lost = client.run(punch, mount.path / "a.bin", mount.path / growing, size)
+    assert made and lost == []
+    assert "goes on on another device" in mount.log
+
+
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("lane", ["tracked"])
 def test_the_speed_of_disks_is_measured_once(
