@@ -140,12 +140,13 @@ class Recovery:
 
     def _has_forgotten(self) -> bool:
         """Whether the database may lack what was committed to it: its WAL file is gone, or ends
-        before its last commit (a power cut does that to what was not synced)."""
+        before its last commit (a power cut does that to what was not synced), or the memory where
+        commits and new small files wait is (a container that ends takes its own along)."""
         db = self._meta.db
         if db.lost_commits:
             log.warning("changes were lost with the machine's memory", count=db.lost_commits)
             db.start_wal_anew()
-        return bool(db.lost_commits) or (not db.had_wal and self.reboots.in_use())
+        return bool(db.lost_commits or db.note) or (not db.had_wal and self.reboots.in_use())
 
     def _hold_unsynced(self) -> None:
         """What the machine may have lost goes out only when somebody says that it is whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -17,7 +18,7 @@ from cachefs.daemon.storage import open_meta
 from cachefs.errors import CacheError
 from cachefs.flush.queue import EffectQueue
 from cachefs.flush.recovery import Recovery
-from cachefs.meta import Meta
+from cachefs.meta import Meta, ring
 from cachefs.meta.database import SCHEMA_VERSION
 from cachefs.model.effects import OrderRules
 from tests.fsck.cache import BODIES, Cache
@@ -157,7 +158,7 @@ def _new_file(cache: Cache, number: int, body: bytes) -> None:
     cache.file(number).write_bytes(body)
 
 
-@pytest.mark.parametrize("how", ["log cut", "log gone", "power cut"])
+@pytest.mark.parametrize("how", ["log cut", "log gone", "power cut", "memory gone"])
 def test_what_a_lost_log_described_is_set_aside(cache: Cache, how: str) -> None:
     """Files that the database forgot with its last commits are kept, for a person to look at."""
     _killed(cache, changes=5)
@@ -167,6 +168,11 @@ def test_what_a_lost_log_described_is_set_aside(cache: Cache, how: str) -> None:
         os.truncate(cache.log, _first_commit(cache) + FRAME)
     elif how == "log gone":
         cache.log.unlink()
+        _new_file(cache, 0, b"of old")
+    elif how == "memory gone":
+        ring.pointer(cache.database).write_text(
+            json.dumps({"ring": "/dev/shm/none.ring", "id": "00", "boot": boot_id()})
+        )
         _new_file(cache, 0, b"of old")
     else:
         _overwrite(cache.log, _first_commit(cache) + FRAME + 2000, b"\xff\x00\xff")
