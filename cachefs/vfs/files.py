@@ -234,10 +234,12 @@ class Files(Overlay):
         if not data:
             await opened.settled()
             return 0
-        if offset < opened.snapshot_size:
-            await self.before_rewrite(opened)
         end = offset + len(data)
         ledger = await self._room_for(opened, offset, end, asker)
+        while offset < opened.snapshot_size:  # which may be taken while room is waited for
+            ledger.settle(len(data), 0)
+            await self.before_rewrite(opened)
+            ledger = await self._room_for(opened, offset, end, asker)
         try:
             with opened.written_to():
                 await opened.device.apart.run(write_all, opened.fd, data, offset)

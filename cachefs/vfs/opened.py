@@ -7,7 +7,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -161,11 +161,11 @@ class OpenInode:
 
     def switch(self, fd: int) -> None:
         """`fd` is its cache file from now on. In place: a read that is under way in a thread goes
-        on with the same number."""
-        before = os.dup(self.fd)  # so that it is not closed here, which may wait
+        on with the same number. Cannot fail: the database says so already."""
+        with suppress(OSError):  # Without descriptors it is closed here, which may wait.
+            self.device.let_go(os.dup(self.fd))
         os.dup2(fd, self.fd, inheritable=False)
         os.close(fd)
-        self.device.let_go(before)
 
     @contextmanager
     def written_to(self) -> Iterator[None]:

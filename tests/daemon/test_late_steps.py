@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from typing import Any
@@ -158,4 +159,52 @@ async def test_late_sync(lab: Lab) -> None:
         may_go.set()
         await asked
     assert opened.device is other
+    lab.close(fh)
+
+
+@in_lab(flusher=False, more=1)
+async def test_late_shortage(lab: Lab) -> None:
+    """There are no descriptors left when a file has moved: it is written to where it is now."""
+    fh = await lab.open("f.bin", os.O_RDWR | os.O_CREAT)
+    await lab.put(fh, BODY)
+    opened = lab.services.files.handle(fh).inode
+    other = lab.services.devices[1 - opened.device.index]
+    lab.parts.spiller.roomier = lambda opened: other  # type: ignore[method-assign]
+
+    def refuse(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "dup", refuse)
+        await lab.parts.spiller.move_on(opened)
+    await lab.put(fh, b"new")
+    lab.close(fh)
+    row = lab.services.meta.generations.current(opened.ino)
+    assert row is not None
+    with open(lab.services.contents.device(row).path(row.file), "rb") as file:
+        assert file.read() == b"new" + BODY[3:]
+
+
+@in_lab("flush.open_file_interval=1h", flusher=False)
+async def test_late_room(lab: Lab) -> None:
+    """While a write waits for room its file is uploaded as far as it has grown: not while it
+    changes."""
+    fh = await lab.open("logs/a.log", os.O_RDWR | os.O_CREAT)
+    await lab.put(fh, BODY)
+    opened, files = lab.services.files.handle(fh).inode, lab.services.files
+    assert opened.snapshot is None
+    admit = files._room_for
+    taken: list[bool] = []
+
+    async def slow(*words: Any) -> Any:
+        if not taken:
+            taken.append(lab.parts.snapshots.take(opened))
+        return await admit(*words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_room_for", slow)
+        await lab.put(fh, b"new")
+    assert taken == [True]
+    assert opened.snapshot is None
+    assert lab.services.ledgers[0].promised == 0
     lab.close(fh)
