@@ -144,6 +144,11 @@ class CacheDevice:
         return system.filesystem_name(self._fs_type)
 
     @property
+    def forgets(self) -> bool:
+        """Whether the bytes here end with the machine's memory."""
+        return self.survives <= Level.PROCESS
+
+    @property
     def survives(self) -> Level:
         """What the bytes here outlive.
 

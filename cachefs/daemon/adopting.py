@@ -123,7 +123,7 @@ class Adoption:
 
     async def _secure(self, device: CacheDevice, file: int) -> None:
         """Its bytes outlive what the device does, before its old name goes."""
-        if device.survives <= Level.PROCESS:
+        if device.forgets:
             return
         fd = device.open(file, os.O_RDONLY)
         try:

@@ -16,7 +16,6 @@ import trio
 
 from cachefs.cache.device import CacheDevice
 from cachefs.failpoints import Point, reach
-from cachefs.model.survival import Level
 from cachefs.vfs.endings import Endings
 
 log = structlog.get_logger("cachefs.vfs")
@@ -48,7 +47,7 @@ class Leaving:
 
     def add(self, device: CacheDevice, file: int) -> None:
         """A cache file that the last commit gave up."""
-        forgets = not self._lasting or device.survives <= Level.PROCESS
+        forgets = not self._lasting or device.forgets
         if forgets and device.apart.direct:
             self._contents.remove(device, file)
             return

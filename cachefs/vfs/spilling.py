@@ -100,7 +100,7 @@ class Spiller:
         self.on_spilled: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of each file that was moved."""
         if lasting:
-            self.volatile = frozenset(each.index for each in contents.devices if _forgets(each))
+            self.volatile = frozenset(each.index for each in contents.devices if each.forgets)
 
     @property
     def active(self) -> bool:
@@ -111,7 +111,7 @@ class Spiller:
     def level(self) -> Level:
         """What bytes survive once they are spilled; NONE: nothing is."""
         levels = [
-            each.survives for each in self._contents.devices if each.healthy and not _forgets(each)
+            each.survives for each in self._contents.devices if each.healthy and not each.forgets
         ]
         return min(levels, default=Level.NONE) if self.active else Level.NONE
 
@@ -267,7 +267,7 @@ class Spiller:
         others = [
             each
             for each in self._ledgers
-            if each.device.healthy and not _forgets(each.device) and not each.above_high
+            if each.device.healthy and not each.device.forgets and not each.above_high
         ]
         best = max(others, key=SpaceLedger.headroom, default=None)
         if best is None or best.device is opened.device or best.headroom() < needed:
@@ -334,7 +334,7 @@ class Spiller:
         opened.device, opened.on_disk = device, None
         opened.accounted = os.fstat(opened.fd).st_blocks * BLOCK_UNIT
         self.after_move(opened)
-        if _forgets(source):
+        if source.forgets:
             self._leaving.append((source, row))
             self._sweep()
         else:  # Not before it is certain that nobody will look for it there.
@@ -496,7 +496,3 @@ class Spiller:
         if row is not None and (row.copy_size is None or row.device not in self.volatile):
             with self._meta.transaction(Change.DROP_COPY):
                 self._contents.drop_copy(gen)
-
-
-def _forgets(device: CacheDevice) -> bool:
-    return device.survives <= Level.PROCESS
