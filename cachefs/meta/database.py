@@ -141,7 +141,7 @@ class Database:
             self.deferral = found
 
     def _open(self, path: Path, log: wal.Wal) -> None:
-        self._db = self._connect()
+        self._db = self._begin()
         self._depth = 0
         self._on_commit: list[Callable[[], None]] = []
         self.on_full: Callable[[], None] = lambda: None
@@ -155,7 +155,6 @@ class Database:
         self.execute = self._db.execute
         self.had_wal = log.size > 0
         """Whether commits lay in the WAL file, as they do unless the last daemon closed it."""
-        self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         self._index_fd = wal.open_index(path, self.deferral.index if self.deferral else None)
         self.lost_commits = wal.lost_commits(path, log, self._index_fd) if log.size else 0
         """Transactions that were written to the WAL file and cannot be read from there."""
@@ -163,6 +162,27 @@ class Database:
         self._wal_fd = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
         _sync_directory(path.parent)
         reach(Point.DATABASE_AFTER_OPEN)
+
+    def _begin(self) -> sqlite3.Connection:
+        """The connection, once it has read. Without memory for the log's index it uses none."""
+        if self.deferral is not None:
+            try:
+                db = self._read_once()
+                self.deferral.reserve_index()
+                return db
+            except sqlite3.OperationalError as error:
+                self.deferral.close()
+                self.deferral, self.undeferred = None, f"no room in memory: {error}"
+        return self._read_once()
+
+    def _read_once(self) -> sqlite3.Connection:
+        db = self._connect()
+        try:
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except BaseException:
+            db.close()
+            raise
+        return db
 
     def _prepare(self) -> None:
         (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -400,9 +420,13 @@ def _connect(path: Path, vfs: str | None) -> sqlite3.Connection:
         cached_statements=512,
         check_same_thread=False,
     )
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=NORMAL")
-    db.execute("PRAGMA wal_autocheckpoint=0")
-    db.execute("PRAGMA cache_size=-32768")
-    db.execute("PRAGMA temp_store=MEMORY")
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint=0")
+        db.execute("PRAGMA cache_size=-32768")
+        db.execute("PRAGMA temp_store=MEMORY")
+    except BaseException:
+        db.close()
+        raise
     return db

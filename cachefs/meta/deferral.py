@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ PATIENCE = 0.020
 """Seconds, if nothing else is asked for."""
 CROWDED_BYTES = ring.SIZE // 2
 """From here on whoever begins something new should wait until the disk has caught up."""
+_INDEX_BYTES = 512 << 10
+"""For a log of 256 MiB: 32 KiB for each 4096 pages."""
 _LIBRARY = "libsqlite3.so.0"
 
 
@@ -54,8 +57,17 @@ class Deferral:
         sqlite3.connect(f"file::memory:?vfs={self.vfs}", uri=True).close()
         self.index = ring.index_of(fd)
         """SQLite's shared-memory file, which is in memory too."""
+        self._index_fd = -1
         log = f"{os.path.realpath(database)}-wal"
         self._log = _walvfs.attach(os.fsencode(log), os.fsencode(self.index), fd, patience)
+
+    def reserve_index(self) -> None:
+        """Allocate the index, of an open database, for as long a log as there will be: programs may
+        fill the memory later, and a commit that needs more of it would fail."""
+        fd = os.open(self.index, os.O_RDWR | os.O_CLOEXEC)
+        with suppress(OSError):
+            os.posix_fallocate(fd, 0, _INDEX_BYTES)
+        self._index_fd = fd  # To be closed after the database: that ends SQLite's locks on it.
 
     @property
     def lag(self) -> Lag:
@@ -74,6 +86,8 @@ class Deferral:
 
     def close(self) -> None:
         """After the last connection. What the disk has not taken stays for the next daemon."""
+        if self._index_fd >= 0:
+            os.close(self._index_fd)
         if self._layer.detach(self._log):
             ring.discard(self._database)
 

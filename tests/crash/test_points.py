@@ -73,6 +73,7 @@ EXEMPT = {
     "vfs.offloading._sync": "OFFLOAD_AFTER_SYNC stands behind it",
     "vfs.syncing._sync_bytes": "FSYNC_AFTER_FILE stands behind it",
     "meta.ring._name": "RING_AFTER_NAME stands behind it",
+    "meta.deferral.Deferral.reserve_index": "DATABASE_AFTER_OPEN stands behind it",
     "meta.ring._replay": "bytes of the log that go to their places, however often",
     "meta.ring._write_at": "the same",
     "meta.database._sync_directory": "DATABASE_AFTER_OPEN stands behind it",

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,48 @@ def test_a_full_disk_is_told_at_once(memory: Path, tmp_path: Path) -> None:
         database.end()
     finally:
         subprocess.run(["umount", top], check=True)
+
+
+@pytest.fixture
+def scarce(tmp_path: Path) -> Iterator[Path]:
+    """Memory that is soon full."""
+    top = tmp_path / "scarce"
+    top.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "none", top], check=True)
+    yield top
+    subprocess.run(["umount", "-l", top], check=True)
+
+
+def fill(memory: Path) -> None:
+    with open(memory / "others", "wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_memory_that_others_fill_fails_no_commit(scarce: Path, tmp_path: Path) -> None:
+    """The index of the log is there, however long that gets."""
+    meta = Meta(tmp_path / "db", memory=scarce)
+    assert meta.db.deferral is not None
+    fill(scarce)
+    for number in range(200):
+        meta.set_setting(f"k{number}", "x" * 100_000)
+    assert meta.db.wal_bytes > 18 << 20
+    meta.close()
+
+
+def test_memory_without_room_for_the_index(scarce: Path, tmp_path: Path) -> None:
+    """The database is opened all the same."""
+    database = Committer(tmp_path / "db", scarce)
+    database("commit", "before", 10)
+    database.kill()
+    database.gone()
+    for path in scarce.glob("*.index"):
+        path.unlink()
+    fill(scarce)
+    after = Meta(tmp_path / "db", memory=scarce)
+    assert after.db.deferral is None and "no room" in after.db.undeferred
+    assert after.setting("before") is not None
+    after.close()
 
 
 def test_a_write_that_fails_later_is_kept_and_tried_again(
