@@ -155,21 +155,21 @@ class Syncer:
         try:
             await self._sync_meta()
             with self._meta.transaction(Change.SYNCED):
-                for gen in done:
-                    self._meta.generations.set_synced(gen)
+                for row in done:
+                    self._meta.generations.set_synced(row.gen, row.sealed_ns)
             self._queue.kick()  # whoever waits for a survival level looks again
             await self._sync_meta()  # The note as well, or the next boot would not trust the bytes.
         except (OSError, sqlite3.Error) as error:
             log.warning("the database could not be synced", reason=str(error))
 
-    def _sync_files(self, device: CacheDevice, rows: list[GenerationRow]) -> list[int]:
+    def _sync_files(self, device: CacheDevice, rows: list[GenerationRow]) -> list[GenerationRow]:
         if len(rows) >= _SYNC_ALL:
             try:
                 sync_filesystem(device.directory)
             except OSError as error:
                 log.info("cache files could not be synced", reason=str(error))
                 return []
-            return [row.gen for row in rows]
+            return rows
         done = []
         for row in rows:
             try:
@@ -177,7 +177,7 @@ class Syncer:
             except OSError as error:
                 log.info("a cache file could not be synced", file=row.file, reason=str(error))
             else:
-                done.append(row.gen)
+                done.append(row)
         return done
 
     def _sync_file(self, row: GenerationRow) -> None:

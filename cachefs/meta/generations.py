@@ -156,9 +156,11 @@ class Generations:
         )
         return [_row(row) for row in rows]
 
-    def set_synced(self, gen: int) -> None:
-        """Its bytes survive a power cut from now on."""
-        self._db.execute("UPDATE generation SET synced=1 WHERE gen=?", (gen,))
+    def set_synced(self, gen: int, sealed_ns: int | None) -> None:
+        """The bytes with which it was sealed, at this time, survive a power cut from now on. Of one
+        that was written to again since nothing is noted."""
+        change = "UPDATE generation SET synced=1 WHERE gen=? AND sealed_ns IS ? AND state<>'open'"
+        self._db.execute(change, (gen, sealed_ns))
 
     def touch(self, gens: Iterable[tuple[int, int]]) -> None:
         """Record last uses, given as (used_ns, gen)."""

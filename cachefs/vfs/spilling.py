@@ -132,7 +132,8 @@ class Spiller:
     async def round(self) -> int:
         """Spill what may be spilled; how many files are safer than before. sqlite3.Error."""
         self._sweep()
-        secured = [row.gen for row in list(self._due()) if await self._spill(row.gen)]
+        due, get = list(self._due()), self._meta.generations.get
+        secured = [get(row.gen) for row in due if await self._spill(row.gen)]
         if secured:
             await self._note(secured)
         self._sweep()
@@ -209,14 +210,12 @@ class Spiller:
         self._leaving.append((source, row))
         self.on_spilled(row.size)
 
-    async def _note(self, gens: Sequence[int]) -> None:
+    async def _note(self, rows: Sequence[GenerationRow | None]) -> None:
         """What was spilled survives more than before, once the database says so on the disk."""
         await self._sync_meta()
         with self._meta.transaction(Change.SPILLED):
-            for gen in gens:
-                row = self._meta.generations.get(gen)
-                if row is not None and row.state != GenState.OPEN:
-                    self._meta.generations.set_synced(gen)
+            for row in filter(None, rows):
+                self._meta.generations.set_synced(row.gen, row.sealed_ns)
         self._queue.kick()
         await self._sync_meta()
         reach(Point.SPILL_AFTER_SYNC)
@@ -270,9 +269,8 @@ class Spiller:
             if each.device.healthy and not each.device.forgets and not each.above_high
         ]
         best = max(others, key=SpaceLedger.headroom, default=None)
-        if best is None or best.device is opened.device or best.headroom() < needed:
-            return None
-        return best.device
+        fits = best is not None and best.device is not opened.device and best.headroom() >= needed
+        return best.device if best is not None and fits else None
 
     async def move_on(self, opened: OpenInode) -> bool:
         """Move a file from a disk that is full of it; False if it stays where it is."""
@@ -304,8 +302,8 @@ class Spiller:
         row = self._meta.generations.get(gen)
         if row is None or row.copy_device is None or row.copy_file is None:
             return None
-        device = self._contents.devices[row.copy_device]
-        return await device.apart.run(device.open, row.copy_file, os.O_RDWR)
+        copy = self._contents.devices[row.copy_device]
+        return await copy.apart.run(copy.open, row.copy_file, os.O_RDWR)
 
     def _switch_open(self, opened: OpenInode, fd: int) -> bool:
         """The copy, open as `fd`, is the cache file of an open file from now on; not if that was
@@ -365,7 +363,7 @@ class Spiller:
             row = self._meta.generations.get(opened.gen.gen)
             unsafe = row is not None and row.state != GenState.DURABLE and not row.synced
             if row is not None and unsafe and await self._copy(row, patient=False):
-                await self._note([row.gen])
+                await self._note([row])
 
     def _is_abandoned(self, opened: OpenInode) -> bool:
         """Whether all who had it open have closed it, and it is still to be sealed."""

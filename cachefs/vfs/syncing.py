@@ -36,6 +36,7 @@ async def sync_file(
     OSError."""
     await opened.settled()
     device, gen, sealed = opened.device, opened.gen, not opened.writing
+    sealed_ns = gen.sealed_ns
     file = gen.file  # It may move meanwhile: then its new name is on the other disk already.
     before = await device.apart.run(_sync_bytes, opened, device)
     reach(Point.FSYNC_AFTER_FILE)
@@ -49,7 +50,7 @@ async def sync_file(
     reach(Point.FSYNC_AFTER_DATABASE)
     opened.on_disk = before
     if sealed:  # before the fsync, so it covers every byte of the generation
-        meta.generations.set_synced(gen.gen)
+        meta.generations.set_synced(gen.gen, sealed_ns)
         reach(Point.FSYNC_AFTER_NOTE)
 
 

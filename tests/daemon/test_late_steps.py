@@ -208,3 +208,33 @@ async def test_late_room(lab: Lab) -> None:
     assert opened.snapshot is None
     assert lab.services.ledgers[0].promised == 0
     lab.close(fh)
+
+
+@in_lab("cache.preserve_limit=0", flusher=False)
+async def test_late_note(lab: Lab) -> None:
+    """A closed file is written to again while it is synced: what was written then is not on the
+    disk."""
+    body = bytes(2 << 20)
+    await lab.write("f.bin", body)
+    fh = await lab.open("f.bin", os.O_RDONLY)
+    going, may_go, sync = threading.Event(), threading.Event(), syncing._sync_bytes
+
+    def slow(*words: Any) -> Any:
+        status = sync(*words)
+        going.set()
+        assert may_go.wait(10)
+        return status
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(syncing, "_sync_bytes", slow)
+        asked = lab.asking(lambda: lab.services.files.fsync(fh))
+        await until(going.is_set)
+        writer = await lab.open("f.bin", os.O_RDWR)
+        await lab.put(writer, b"new")
+        may_go.set()
+        await asked
+    row = lab.services.meta.generations.current(lab.services.files.handle(fh).inode.ino)
+    assert row is not None
+    assert not row.synced
+    lab.close(writer)
+    lab.close(fh)

@@ -34,7 +34,8 @@ def _flip(path: str) -> None:
 async def _wait_for_a_checksum(world: World, body: bytes) -> GenerationRow:
     """A file that the store refuses for now, brought to the disk, long enough ago."""
     await world.write("a.bin", body)
-    world.meta.generations.set_synced(_generation(world, "a.bin").gen)
+    row = _generation(world, "a.bin")
+    world.meta.generations.set_synced(row.gen, row.sealed_ns)
     with trio.fail_after(200):
         while _generation(world, "a.bin").crc64 is None:  # noqa: ASYNC110
             await trio.sleep(1)

@@ -35,7 +35,8 @@ async def write_unsynced(world: World) -> None:
 
 async def write_synced(world: World) -> None:
     await world.write("a.bin", b"content")
-    world.meta.generations.set_synced(generation(world, "a.bin").gen)
+    row = generation(world, "a.bin")
+    world.meta.generations.set_synced(row.gen, row.sealed_ns)
 
 
 async def write_durably(world: World) -> None:
