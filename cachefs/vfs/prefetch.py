@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sqlite3
 import stat
 import time
 from collections.abc import Callable
@@ -237,11 +238,19 @@ class Prefetcher:
         """Fetch what was told of, one directory after the other, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            async for folder in self._receive:
-                try:
-                    await self._fetch_directory(folder)
-                finally:
-                    self._running.discard(folder)
+            try:
+                async for folder in self._receive:
+                    await self._fetch_told(folder)
+            finally:
+                self._nursery = (
+                    None  # It takes no more, and nobody is to wait for what it does not.
+                )
+
+    async def _fetch_told(self, folder: int) -> None:
+        try:
+            await self._fetch_directory(folder)
+        finally:
+            self._running.discard(folder)
 
     async def _fetch_directory(self, folder: int) -> None:
         wanted = self._wanted(folder)
@@ -292,7 +301,7 @@ class Prefetcher:
         try:
             with coming.scope:
                 await self._fetch_all(ino)
-        except (OSError, StoreError) as error:
+        except (OSError, StoreError, sqlite3.Error) as error:
             log.info("not fetched ahead", inode=ino, reason=str(error))
         finally:
             del self._coming[ino]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import threading
 from typing import Any
 
@@ -238,3 +239,30 @@ async def test_late_note(lab: Lab) -> None:
     assert not row.synced
     lab.close(writer)
     lab.close(fh)
+
+
+@in_lab(flusher=False)
+async def test_fetches_ahead_end(lab: Lab) -> None:
+    """When the database fails what is fetched ahead, files are opened as if nothing were, until
+    that is begun anew."""
+    prefetcher, ended = lab.parts.prefetcher, trio.Event()
+    fh = await lab.open("f.bin")
+    ino = lab.services.files.handle(fh).inode.ino
+    lab.close(fh)
+
+    def refuse(*words: Any) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def run() -> None:
+        with pytest.raises(BaseExceptionGroup):
+            await prefetcher.run()
+        ended.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefetcher, "_wanted", refuse)
+        lab.nursery.start_soon(run)
+        await until(lambda: prefetcher._nursery is not None)
+        prefetcher._order(1)
+        await ended.wait()
+    assert prefetcher._start(ino) is None
+    assert not prefetcher._coming
