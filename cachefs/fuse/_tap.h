@@ -30,6 +30,7 @@ enum {
 
 #define READAHEAD (1u << 20) /* bytes; the kernel has its own idea of it, and takes the smaller one */
 #define INIT_WRITEBACK_CACHE (1u << 16)
+#define INIT_PARALLEL_DIROPS (1u << 18)
 #define INIT_HANDLE_KILLPRIV_V2 (1u << 28)
 #define INIT_EXT (1u << 30)
 #define INIT2_DIRECT_IO_ALLOW_MMAP (1u << 4)

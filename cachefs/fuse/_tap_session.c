@@ -75,7 +75,8 @@ void tap_patch_init(struct init_out *out, const struct init_in *in)
     uint32_t offered2 = extended ? in->flags2 : 0;
 
     out->flags &= ~INIT_WRITEBACK_CACHE; /* excludes passthrough */
-    out->flags |= in->flags & (INIT_HANDLE_KILLPRIV_V2 | INIT_EXT);
+    /* One lookup that waits for the store must not keep all others in its directory. */
+    out->flags |= in->flags & (INIT_HANDLE_KILLPRIV_V2 | INIT_EXT | INIT_PARALLEL_DIROPS);
     out->flags2 |= offered2 & (INIT2_HAS_RESEND | INIT2_DIRECT_IO_ALLOW_MMAP);
     if (tap.want_passthrough && (offered2 & INIT2_PASSTHROUGH)) {
         out->flags2 |= INIT2_PASSTHROUGH;

@@ -57,12 +57,18 @@ static void charge(void)
                              __ATOMIC_RELEASE);
 }
 
+/* Lookups in one directory: whether they come at once or in turn is nothing to a daemon. */
+static bool differ(const struct init_out *old, const struct init_out *new)
+{
+    return ((old->flags ^ new->flags) & ~INIT_PARALLEL_DIROPS) || old->flags2 != new->flags2;
+}
+
 static int compare(const struct init_out *old, const struct init_out *new)
 {
     if (old->major != new->major || old->minor != new->minor)
         return refuse("takeover refused: this version speaks FUSE %u.%u, the mount was made with "
                       "%u.%u", new->major, new->minor, old->major, old->minor);
-    if (old->flags != new->flags || old->flags2 != new->flags2)
+    if (differ(old, new))
         return refuse("takeover refused: this version would negotiate flags %08x %08x, the mount "
                       "was made with %08x %08x", new->flags, new->flags2, old->flags, old->flags2);
     if (new->max_write < old->max_write || new->max_pages < old->max_pages)

@@ -320,7 +320,9 @@ def make(database: Path, directory: Path) -> int:
 def _name(database: Path, path: Path, name: bytes) -> None:
     told = {"ring": str(path), "id": name.hex(), "boot": _boot_id()}
     fresh = pointer(database).with_suffix(".new")
-    fresh.write_text(json.dumps(told))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(fresh, flags, _MODE), "w") as file:
+        json.dump(told, file)
     os.replace(fresh, pointer(database))
 
 

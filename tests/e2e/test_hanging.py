@@ -57,13 +57,18 @@ def test_many_who_wait_for_the_store_hold_up_nobody(
     for name in names:
         bucket.put(name, b"x")
     mount = mounted(bucket, endpoint=link.endpoint, allow=(".",))
-    assert len(os.listdir(mount.path / "d")) == READERS
+    looked = client.run(_sizes, str(mount.path / "d"))
+    assert looked == [1] * READERS, "nobody has to wait for what is to be known of them"
     link.silent = True
     waiting = client.start(_read_all, [str(mount.path / name) for name in names])
     poll(lambda: fusectl.waiting(mount.path) >= READERS, 60)
     assert client.run(_save, str(mount.path / "shard.bin")) == 1000
     waiting.kill()
     link.silent = False
+
+
+def _sizes(folder: str) -> list[int]:
+    return [entry.stat().st_size for entry in os.scandir(folder)]
 
 
 def _save(path: str) -> int:

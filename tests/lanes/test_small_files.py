@@ -5,6 +5,7 @@ What each test asserts of `handled` says that the files were made that way indee
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import pytest
 from tests.lanes.place import Place
 from tests.lanes.small import body, handled, save
 from tests.support.client import Client
-from tests.support.mounts import MountFactory, poll
+from tests.support.mounts import Mount, MountFactory, poll
 
 tracked = pytest.mark.parametrize("lane", ["tracked"], indirect=True)
 
@@ -260,6 +261,12 @@ def test_what_is_asked_before_a_create(place: Place) -> None:
     assert handled(place.mount, "lookup") - before < 20
 
 
+def _is_made_without_handlers(mount: Mount, name: str) -> bool:
+    before = handled(mount)
+    save(mount.path / name)
+    return handled(mount) == before
+
+
 @tracked
 def test_handlers_make_all_while_one_is_under_way(
     mounted: MountFactory, bucket: Any, link: Any, client: Client
@@ -267,9 +274,8 @@ def test_handlers_make_all_while_one_is_under_way(
     """One that waits for the store, say, and will act upon the names that there were."""
     bucket.put("old/x", b"1")
     mount = mounted(bucket, endpoint=link.endpoint)
-    for number in range(20):
-        save(mount.path / f"a{number}")
-    assert handled(mount) < 10
+    numbers = itertools.count()
+    poll(lambda: _is_made_without_handlers(mount, f"a{next(numbers)}"), what="spare files")
     link.delay = 3.0
     actor = client.actor(mount.path)
     actor.send("listdir", "old")

@@ -342,6 +342,7 @@ def test_after_a_reboot_there_is_no_ring(opened: Open, disk: Ext4) -> None:
 def test_memory_that_is_gone_is_told(opened: Open, memory: Path) -> None:
     database = opened()
     database("commit", "before", 10)
+    database("sync")
     database.kill()
     database.gone()
     for path in memory.iterdir():
