@@ -30,6 +30,6 @@ setup(
             extra_compile_args=["-O2", "-Wall", "-Wextra", "-pthread"],
             extra_link_args=["-pthread"],
             optional=True,
-        )
+        ),
     ]
 )
