@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import stat
+import struct
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -24,6 +26,10 @@ _libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
 RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 """Flag of preadv(2) for what the page cache holds; 0 where there is none."""
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+# XFS_IOC_FREE_EOFBLOCKS with struct xfs_fs_eofblocks: version 1, XFS_EOF_FLAGS_SYNC.
+_XFS_FREE_EOFBLOCKS = 0x8080583A
+_XFS_ALL_FILES = struct.pack("=II120x", 1, 1)
 
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
@@ -161,6 +167,16 @@ def punch_hole(fd: int, start: int, end: int) -> None:
     if _libc.fallocate(fd, mode, start, end - start) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def free_preallocation(fd: int) -> None:
+    """Give back what XFS has set aside behind the ends of files that grow: as much again as they
+    have, as a rule. Nothing on other filesystems, or for whom it is not allowed to.
+
+    Source: fs/xfs/libxfs/xfs_fs.h, fs/xfs/xfs_icache.c. Safe beside writers of the files.
+    """
+    with suppress(OSError):
+        fcntl.ioctl(fd, _XFS_FREE_EOFBLOCKS, _XFS_ALL_FILES)
 
 
 def read_cached(fd: int, offset: int, size: int) -> memoryview | None:

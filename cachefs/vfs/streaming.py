@@ -30,7 +30,7 @@ import trio
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.ledger import SpaceLedger
-from cachefs.cache.system import punch_hole, write_all
+from cachefs.cache.system import free_preallocation, punch_hole, write_all
 from cachefs.errors import NotFound
 from cachefs.failpoints import Change, Point, reach
 from cachefs.meta import Meta
@@ -347,6 +347,7 @@ def punch(device: CacheDevice, file: int, span: Span) -> int:
         if before.st_size < span.end:
             os.ftruncate(fd, span.end)
         punch_hole(fd, span.start, span.end)
+        free_preallocation(fd)
         os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
         reach(Point.OFFLOAD_AFTER_PUNCH)
         return (before.st_blocks - os.fstat(fd).st_blocks) * BLOCK_UNIT
