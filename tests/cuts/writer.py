@@ -189,6 +189,8 @@ def main() -> None:
     while not select.select([sys.stdin], [], [], 0)[0]:
         step()
         time.sleep(writer.rng.choice([0.0, 0.0, 0.01, 0.1]))
+    if large and writer.fd >= 0:  # The end of the process would close it, and nobody write it down.
+        writer.close(writer.files["big.bin"], 0.7)
 
 
 if __name__ == "__main__":
