@@ -10,26 +10,22 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-TAP = Path("cachefs/fuse")
-WAL = Path("cachefs/meta")
+
+def extension(name: str, folder: str, files: str) -> Extension:
+    """An optional one, of all the C files in a folder whose names begin like that."""
+    return Extension(
+        name,
+        sources=sorted(map(str, Path(folder).glob(f"{files}*.c"))),
+        depends=sorted(map(str, Path(folder).glob(f"{files}*.h"))),
+        extra_compile_args=["-O2", "-Wall", "-Wextra", "-pthread"],
+        extra_link_args=["-pthread"],
+        optional=True,
+    )
+
 
 setup(
     ext_modules=[
-        Extension(
-            "cachefs.meta._walvfs",
-            sources=sorted(str(path) for path in WAL.glob("_wal*.c")),
-            depends=sorted(str(path) for path in WAL.glob("_wal*.h")),
-            extra_compile_args=["-O2", "-Wall", "-Wextra", "-pthread"],
-            extra_link_args=["-pthread"],
-            optional=True,
-        ),
-        Extension(
-            "cachefs.fuse._tap",
-            sources=sorted(str(path) for path in TAP.glob("_tap*.c")),
-            depends=sorted(str(path) for path in TAP.glob("_tap*.h")),
-            extra_compile_args=["-O2", "-Wall", "-Wextra", "-pthread"],
-            extra_link_args=["-pthread"],
-            optional=True,
-        ),
+        extension("cachefs.meta._walvfs", "cachefs/meta", "_wal"),
+        extension("cachefs.fuse._tap", "cachefs/fuse", "_tap"),
     ]
 )

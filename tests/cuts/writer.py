@@ -62,8 +62,8 @@ class Writer:
     def key(self, name: str) -> str:
         return f"{self.folder}/{name}"
 
-    def write(self, file: str, at: int) -> None:
-        length = self.rng.choice(SIZES)
+    def write(self, file: str, at: int, length: int = 0) -> None:
+        length = length or self.rng.choice(SIZES)
         seed = self.rng.randrange(1 << 40)
         data = block(seed, length)
         self.call(
@@ -162,13 +162,7 @@ class Writer:
         at, length = self.sizes[file], 1 << 20
         if at > LARGE or self.rng.random() < 0.1:
             at, length = self.rng.randrange(self.sizes[file] + 1), 70_000
-        seed = self.rng.randrange(1 << 40)
-        data = block(seed, length)
-        self.call(
-            "write", lambda: os.pwrite(self.fd, data, at), file=file, at=at, length=length,
-            seed=seed,
-        )  # fmt: skip
-        self.sizes[file] = max(self.sizes[file], at + length)
+        self.write(file, at, length)
         if self.rng.random() < 0.15:
             self.sync(file)
         if self.sizes[file] > LARGE and self.rng.random() < 0.2:
