@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from typing import Protocol
@@ -15,6 +16,9 @@ BUFFER = 128 << 10
 system calls for none to count."""
 NOTHING = Received(0, 0)
 
+_FALLOC_FL_KEEP_SIZE = 0x01
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _current = threading.local()
 
 
@@ -36,6 +40,7 @@ def receive(source: Source, path: str, at: int, size: int) -> Received:
     except OSError as error:
         raise local_error(error, path) from error
     try:
+        _set_aside(fd, at, size)
         while done < size:
             check_abandoned()
             count = source.readinto(buffer[: size - done])
@@ -47,6 +52,13 @@ def receive(source: Source, path: str, at: int, size: int) -> Received:
     finally:
         os.close(fd)
     return Received(done, value)
+
+
+def _set_aside(fd: int, at: int, size: int) -> None:
+    """Have the filesystem find the blocks once, not for each write, and in one piece beside what
+    others write. Where it cannot, or has no room, the writes tell."""
+    if size > BUFFER:
+        _libc.fallocate(fd, _FALLOC_FL_KEEP_SIZE, at, size)
 
 
 def _buffer() -> memoryview:
