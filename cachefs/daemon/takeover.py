@@ -162,7 +162,7 @@ def _open_inode(
     opened.accounted = status.st_blocks * 512
     opened.stream = services.contents.stream_of(gen)
     if gen.present is not None:
-        opened.fill = services.contents.fill_for(inode, gen)
+        opened.fill = services.contents.fill_still_open(inode, gen)
         opened.size, opened.mtime_ns = inode.size, inode.mtime_ns
     elif not opened.writing:
         opened.mtime_ns = inode.mtime_ns

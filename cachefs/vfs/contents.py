@@ -262,6 +262,16 @@ class Contents(Sealing):
         before.key, before.etag, before.stale = fill.key, fill.etag, False
         return before
 
+    def fill_still_open(self, inode: InodeRow, gen: GenerationRow) -> Fill:
+        """The same of a file that somebody has open: its object may be gone, or another one. Then
+        what is here can be read, and the rest is ESTALE."""
+        try:
+            return self.fill_for(inode, gen)
+        except OSError:
+            present = ExtentSet.unpack(gen.present or b"")
+            path = self.device(gen).path(gen.file)
+            return Fill(path, key="", etag=None, size=gen.size, present=present, stale=True)
+
     def is_coming(self, gen: GenerationRow) -> bool:
         """Whether something is on its way to a generation's cache file."""
         return self._filler.under_way(self.device(gen).path(gen.file)) is not None

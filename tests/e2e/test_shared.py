@@ -127,19 +127,25 @@ def test_what_is_not_in_the_bucket_yet_wins(mounted: MountFactory, bucket: Any, 
 def test_open_readers_keep_their_version(
     mounted: MountFactory, bucket: Any, client: Client
 ) -> None:
-    """Whoever has it open reads the old bytes or gets ESTALE; who opens it now, the new ones."""
+    """Whoever has it open reads the old bytes or gets ESTALE, also from the next daemon; who opens
+    it now, the new ones."""
     old, new = b"O" * (24 * MIB), b"N" * (20 * MIB)
-    bucket.put("whole.bin", old)
-    bucket.put("part.bin", old)
-    mount = mounted(bucket, options=SHARED)
+    for name in ("whole.bin", "part.bin", "gone.bin"):
+        bucket.put(name, old)
+    mount = mounted(bucket, options=SHARED, allow=("ended unexpectedly",))
     assert _reads(mount, "whole.bin") == old
     whole = os.open(mount.path / "whole.bin", os.O_RDONLY)
     part = os.open(mount.path / "part.bin", os.O_RDONLY)
-    assert os.pread(part, 10, 0) == old[:10]
+    gone = os.open(mount.path / "gone.bin", os.O_RDONLY)
+    assert os.pread(part, 10, 0) == os.pread(gone, 10, 0) == old[:10]
+    bucket.delete("gone.bin")
     for name in ("whole.bin", "part.bin"):
         bucket.put(name, new)
     for name in ("whole.bin", "part.bin"):
         poll(lambda name=name: _reads(mount, name) == new, LATE)
+    poll(lambda: not (mount.path / "gone.bin").exists(), LATE)
+    mount.took_over(mount.kill_daemon())
+    assert os.fstat(gone).st_size == len(old)
     assert os.pread(whole, len(old), 0) == old
     assert os.fstat(whole).st_size == len(old)
     try:
@@ -148,8 +154,8 @@ def test_open_readers_keep_their_version(
         assert error.errno == errno.ESTALE
     else:
         assert seen == old
-    os.close(whole)
-    os.close(part)
+    for each in (whole, part, gone):
+        os.close(each)
     used = poll(lambda: mount.status()["cache"]["used_bytes"] < 2 * len(new) + 8 * MIB, 10)
     assert used, "the old versions leave the cache with their last reader"
 
