@@ -237,7 +237,7 @@ async def checkpoint_database(meta: Meta) -> None:
         if due:
             try:
                 await trio.to_thread.run_sync(meta.db.checkpoint)
-            except sqlite3.Error as error:
+            except (OSError, sqlite3.Error) as error:
                 log.warning("checkpoint of the database failed", reason=str(error))
         await trio.sleep(_CHECKPOINT_INTERVAL)
         due = meta.db.wal_bytes >= CHECKPOINT_BYTES

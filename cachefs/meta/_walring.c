@@ -239,7 +239,7 @@ void ring_barrier(struct log *log)
 
 uint64_t ring_progress(struct log *log)
 {
-    return LOAD(log->head->done);
+    return LOAD(log->head->done) + LOAD(log->renewals);
 }
 
 bool ring_empty(struct log *log)

@@ -1,5 +1,5 @@
 /* Commits on their way to the write-ahead log: kept in memory that outlives the process, written
- * to the file by a thread. See _walring.c for the rules. */
+ * to the file by a thread. See _walring.c for the rules, _walsync.c for those about the disk. */
 #ifndef CACHEFS_WALRING_H
 #define CACHEFS_WALRING_H
 
@@ -61,6 +61,14 @@ struct log {
     pthread_cond_t work, progress;
     pthread_t worker;
     bool running, stop, behind;
+    bool writing;  /* the worker is in a system call */
+    const unsigned char *copy; /* what the file begins with, while that is written once more: the
+                                * worker waits, and the file is not to be read there; else NULL */
+    uint64_t copied;           /* how many bytes */
+    uint64_t renewals;         /* so far */
+
+    pthread_mutex_t syncing;    /* guards what follows; held for each sync of the file */
+    uint64_t failures, trusted; /* syncs that failed; up to which one all was written anew */
     int error; /* errno of the last write, if that failed and none is under way since */
 
     struct entry gathered; /* not published yet */
@@ -106,6 +114,12 @@ void ring_unused(struct log *log);
 int ring_write(struct log *log, const void *bytes, uint64_t count, int64_t at);
 void ring_barrier(struct log *log);
 int ring_drain(struct log *log);
+int ring_sync_header(struct log *log);
+int ring_sync(struct log *log);
+int ring_renew(struct log *log, const unsigned char *bytes, uint64_t count);
+bool ring_copied(struct log *log, unsigned char *to, uint64_t count, int64_t at);
+uint64_t ring_doubt(struct log *log);
+void ring_trust(struct log *log, uint64_t failures);
 void ring_refresh(struct log *log);
 bool ring_overlay(struct log *log, unsigned char *to, uint64_t count, int64_t at);
 int64_t ring_end(struct log *log);

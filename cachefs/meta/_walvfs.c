@@ -10,7 +10,7 @@
  *
  * A sync by the connection that has just written a new header is the log's own (frames must not
  * reach the disk before the header that gives them their sense): it is done by the worker, in its
- * turn. Any other comes from a checkpoint, and waits for everything.
+ * turn. Any other comes from a checkpoint, and waits for everything (_walsync.c).
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -95,20 +95,21 @@ static int own_close(file *given)
     return file->own.methods->close(&file->own);
 }
 
-/* A read that the worker overtook is done again: what it missed is in the file by now. */
+/* A read that the worker overtook is done again: what it missed is in the file by now. So is one
+ * while which the log began to be written anew. */
 static int own_read(file *given, void *to, int count, int64_t at)
 {
     struct wrapped *file = wrapped(given);
     uint64_t before;
     int rc;
 
-    if (ring_empty(file->log))
-        return file->own.methods->read(&file->own, to, count, at);
     if (ring_overlay(file->log, to, (uint64_t)count, at))
         return OK;
     do {
         before = ring_progress(file->log);
-        rc = file->own.methods->read(&file->own, to, count, at);
+        rc = ring_copied(file->log, to, (uint64_t)count, at)
+                 ? OK
+                 : file->own.methods->read(&file->own, to, count, at);
         if (rc != OK && rc != IOERR_SHORT_READ)
             return rc;
         ring_overlay(file->log, to, (uint64_t)count, at);
@@ -144,12 +145,13 @@ static int own_sync(file *given, int flags)
     struct wrapped *file = (struct wrapped *)given;
     bool header = file->header;
 
+    (void)flags;
     file->header = false;
     if (header) {
         ring_barrier(file->log);
         return OK;
     }
-    return ring_drain(file->log) ? IOERR_FSYNC : file->own.methods->sync(&file->own, flags);
+    return ring_sync(file->log) ? IOERR_FSYNC : OK;
 }
 
 static int own_size(file *given, int64_t *size)
@@ -355,6 +357,14 @@ static PyObject *detach(PyObject *module, PyObject *capsule)
     return PyBool_FromLong(empty);
 }
 
+static PyObject *answered(struct log *log, int error)
+{
+    if (!error)
+        Py_RETURN_NONE;
+    errno = error;
+    return PyErr_SetFromErrnoWithFilename(PyExc_OSError, log->path);
+}
+
 PyDoc_STRVAR(drain_doc, "Wait until the log has all that was committed. OSError: it cannot.");
 
 static PyObject *drain(PyObject *module, PyObject *capsule)
@@ -368,10 +378,76 @@ static PyObject *drain(PyObject *module, PyObject *capsule)
     Py_BEGIN_ALLOW_THREADS
     error = ring_drain(log);
     Py_END_ALLOW_THREADS
-    if (error) {
-        errno = error;
-        return PyErr_SetFromErrnoWithFilename(PyExc_OSError, log->path);
-    }
+    return answered(log, error);
+}
+
+PyDoc_STRVAR(sync_doc, "Wait until the disk has all that was committed. OSError: it does not.");
+
+static PyObject *sync_log(PyObject *module, PyObject *capsule)
+{
+    struct log *log = given_log(capsule);
+    int error;
+
+    (void)module;
+    if (!log)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    error = ring_sync(log);
+    Py_END_ALLOW_THREADS
+    return answered(log, error);
+}
+
+PyDoc_STRVAR(renew_doc, "Write what the log begins with again. (log, bytes). OSError.");
+
+static PyObject *renew(PyObject *module, PyObject *args)
+{
+    PyObject *capsule;
+    Py_buffer bytes;
+    struct log *log;
+    int error = EINVAL;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Oy*", &capsule, &bytes))
+        return NULL;
+    log = given_log(capsule);
+    Py_BEGIN_ALLOW_THREADS
+    if (log && bytes.len >= WAL_HEADER)
+        error = ring_renew(log, bytes.buf, (uint64_t)bytes.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&bytes);
+    return log ? answered(log, error) : NULL;
+}
+
+PyDoc_STRVAR(doubt_doc, "How many syncs had failed when the last did that is in doubt; 0: none is.");
+
+static PyObject *doubt(PyObject *module, PyObject *capsule)
+{
+    struct log *log = given_log(capsule);
+    uint64_t found;
+
+    (void)module;
+    if (!log)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    found = ring_doubt(log);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+PyDoc_STRVAR(trust_doc, "All was written anew since so many syncs had failed. (log, how many)");
+
+static PyObject *trust(PyObject *module, PyObject *args)
+{
+    PyObject *capsule;
+    unsigned long long failures;
+    struct log *log;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OK", &capsule, &failures) || !(log = given_log(capsule)))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    ring_trust(log, failures);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
@@ -396,6 +472,10 @@ static PyMethodDef functions[] = {
     {"attach", attach, METH_VARARGS, attach_doc},
     {"detach", detach, METH_O, detach_doc},
     {"drain", drain, METH_O, drain_doc},
+    {"sync", sync_log, METH_O, sync_doc},
+    {"renew", renew, METH_VARARGS, renew_doc},
+    {"doubt", doubt, METH_O, doubt_doc},
+    {"trust", trust, METH_VARARGS, trust_doc},
     {"state", state, METH_O, state_doc},
     {0},
 };

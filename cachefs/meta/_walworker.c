@@ -31,14 +31,17 @@ static ssize_t carry_out(struct log *log, struct entry *entry)
     off_t at = (off_t)(entry->offset + (done - entry->pos));
     ssize_t count;
 
+    log->writing = true;
     pthread_mutex_unlock(&log->lock);
-    if (entry->kind == SYNC)
-        count = fdatasync(log->fd);
-    else
+    if (entry->kind == SYNC) {
+        count = -ring_sync_header(log);
+    } else {
         count = pwrite(log->fd, log->data + done % log->size, least(end - done, LONGEST_WRITE), at);
-    if (count < 0)
-        count = -errno;
+        if (count < 0)
+            count = -errno;
+    }
     pthread_mutex_lock(&log->lock);
+    log->writing = false;
     return count;
 }
 
@@ -82,6 +85,8 @@ static void *work(void *given)
     while (!log->stop) {
         if (nothing_published(log)) {
             caught_up(log);
+            pthread_cond_wait(&log->work, &log->lock);
+        } else if (log->copy) {
             pthread_cond_wait(&log->work, &log->lock);
         } else if (log->error) {
             int64_t when = ring_now() + RETRY;
@@ -169,6 +174,7 @@ static void init_locks(struct log *log)
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_mutex_init(&log->lock, NULL);
+    pthread_mutex_init(&log->syncing, NULL);
     pthread_cond_init(&log->work, &clock);
     pthread_cond_init(&log->progress, &clock);
     pthread_condattr_destroy(&clock);
@@ -219,6 +225,7 @@ void ring_free(struct log *log)
     pthread_cond_destroy(&log->work);
     pthread_cond_destroy(&log->progress);
     pthread_mutex_destroy(&log->lock);
+    pthread_mutex_destroy(&log->syncing);
     free(log->path);
     free(log->index);
     free(log);

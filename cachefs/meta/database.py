@@ -8,7 +8,8 @@ database lock, so requests go on meanwhile; concurrent callers are expected to s
 Automatic checkpoints are off: `checkpoint` runs in another thread on a connection of its own, so
 a slow disk never holds up a request. Neither does a commit, where memory is given that outlives the
 process: what the disk does not take at once waits there (`meta.deferral`), survives SIGKILL too,
-and is waited for by `sync`.
+and is waited for by `sync`. What a disk that failed has not taken is written to it anew, before
+`sync` says that it is there (`meta.logsync`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from cachefs.errors import CachefsError
 from cachefs.failpoints import Point, reach
 from cachefs.meta import ring, wal
 from cachefs.meta.deferral import NO_LAG, PATIENCE, Deferral, Lag, defer
+from cachefs.meta.logsync import LogSync, PlainLog, settle_closed
 
 SCHEMA_VERSION = 3
 ADDED = (
@@ -106,6 +108,7 @@ class Database:
         self.undeferred = "no memory is given to them"
         """Why commits wait for the disk, if they do."""
         try:
+            settle_closed(path)
             log = self._look_first(path, may_create)
             if memory is not None:
                 self._defer(left, memory, patience)
@@ -159,7 +162,8 @@ class Database:
         self.lost_commits = wal.lost_commits(path, log, self._index_fd) if log.size else 0
         """Transactions that were written to the WAL file and cannot be read from there."""
         self._prepare()
-        self._wal_fd = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC)
+        self._plain = PlainLog(path)
+        self._sync = LogSync(path, self._index_fd, self.deferral or self._plain)
         _sync_directory(path.parent)
         reach(Point.DATABASE_AFTER_OPEN)
 
@@ -293,9 +297,7 @@ class Database:
     def sync(self) -> None:
         """Make every commit so far survive a power cut. Blocks; any thread. Raises OSError."""
         reach(Point.DATABASE_BEFORE_SYNC)
-        if self.deferral is not None:
-            self.deferral.drain()
-        os.fdatasync(self._wal_fd)
+        self._sync.sync()
         reach(Point.DATABASE_AFTER_SYNC)
 
     @property
@@ -312,25 +314,31 @@ class Database:
     @property
     def wal_bytes(self) -> int:
         """Size of the WAL file in bytes."""
-        return os.fstat(self._wal_fd).st_size
+        return self._plain.size
 
     def checkpoint(self) -> None:
-        """Copy the WAL into the database file. Blocks; any thread; readers and writers go on."""
+        """Copy the WAL into the database file. Blocks; any thread; readers and writers go on.
+        OSError: the disk has not taken the WAL."""
         side = self._connect()
         try:
+            self._sync.sync()  # Of errors from now on its own descriptor is told.
             side.execute("PRAGMA wal_checkpoint(PASSIVE)")
             reach(Point.DATABASE_AFTER_CHECKPOINT)
         finally:
             side.close()
 
     def start_wal_anew(self) -> None:
-        """Leave nothing in the WAL file, so that what cannot be read there is not met again."""
+        """Leave nothing in the WAL file, so that what cannot be read there is not met again.
+        OSError."""
+        self._sync.sync()
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def close(self) -> None:
         """Checkpoint and close."""
+        with suppress(OSError):
+            self._sync.settle()  # Else what is in doubt stays in the WAL.
         self._db.close()
-        os.close(self._wal_fd)
+        self._plain.close()
         os.close(self._index_fd)
         if self.deferral is not None:
             self.deferral.close()

@@ -84,6 +84,23 @@ class Deferral:
         written; what is pending is kept, and tried again."""
         self._layer.drain(self._log)
 
+    def sync(self) -> None:
+        """Wait until the disk has it, too (see `meta.logsync`). Any thread. OSError."""
+        self._layer.sync(self._log)
+
+    def doubt(self) -> int:
+        """How many syncs had failed when one did that is in doubt; 0: there is no doubt."""
+        return self._layer.doubt(self._log)
+
+    def trust(self, failures: int) -> None:
+        """All was written anew since so many syncs had failed."""
+        self._layer.trust(self._log, failures)
+
+    def renew(self, data: bytes) -> None:
+        """Write what the log begins with once more, and see that the disk has it. OSError: EAGAIN
+        if it has another header by now."""
+        self._layer.renew(self._log, data)
+
     def close(self) -> None:
         """After the last connection. What the disk has not taken stays for the next daemon."""
         if self._index_fd >= 0:

@@ -21,6 +21,9 @@ _FRAME = struct.Struct(">6I")
 _MAGIC = (0x377F0682, 0x377F0683)
 _VALID_FRAMES_AT = 16
 """Where the shared-memory file tells how many frames SQLite took for valid (mxFrame)."""
+_INDEX_HEADER = 48
+"""Bytes; it is there twice, and the same unless it is being written."""
+_SALTS_AT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,17 @@ def checksum(data: bytes, *, big_endian: bool, before: tuple[int, int] = (0, 0))
     return first, second
 
 
+def header(path: Path) -> bytes:
+    """The first bytes of the WAL file. OSError."""
+    with open(f"{path}-wal", "rb") as file:
+        return file.read(_HEADER.size)
+
+
+def salts_of(wal: Wal) -> bytes:
+    """As they stand in the file."""
+    return struct.pack(">2I", *wal.salts)
+
+
 def frames(path: Path, wal: Wal, start: int = 0) -> Iterator[tuple[int, int, int, tuple[int, int]]]:
     """(offset of the page, its number, pages after the commit or 0, salts) of each frame from the
     one with index `start` on."""
@@ -113,6 +127,15 @@ def valid_frames(index: int) -> int:
     """How many frames SQLite took for valid; ask while a connection is open that has read."""
     raw = os.pread(index, 4, _VALID_FRAMES_AT)
     return int(struct.unpack("=I", raw)[0]) if len(raw) == 4 else 0
+
+
+def taken(index: int) -> tuple[int, bytes]:
+    """(frames that are committed, salts of the round that they are of), now."""
+    while True:
+        raw = os.pread(index, 2 * _INDEX_HEADER, 0)
+        if raw[:_INDEX_HEADER] == raw[_INDEX_HEADER:]:
+            (count,) = struct.unpack_from("=I", raw.ljust(_INDEX_HEADER, b"\0"), _VALID_FRAMES_AT)
+            return count, raw[_SALTS_AT : _SALTS_AT + 8]
 
 
 def lost_commits(path: Path, wal: Wal, index: int) -> int:

@@ -76,6 +76,7 @@ EXEMPT = {
     "meta.deferral.Deferral.reserve_index": "DATABASE_AFTER_OPEN stands behind it",
     "meta.ring._replay": "bytes of the log that go to their places, however often",
     "meta.ring._write_at": "the same",
+    "meta.logsync": "the same bytes to the same places of the log; DATABASE_AFTER_SYNC is behind",
     "meta.database._sync_directory": "DATABASE_AFTER_OPEN stands behind it",
     "cache.warmdir": "copies of another tier: nobody sees them before one rename shows them",
     "flush.movers": "carries requests between processes; what they do has points in the client",

@@ -1,6 +1,8 @@
 """A process with a database open, which does what it is told and can be killed: `Committer`.
 
 python -m tests.meta.committer DATABASE MEMORY PATIENCE
+
+Without MEMORY (it is empty) commits are made by SQLite itself.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ class Committer:
     def __init__(
         self,
         database: Path,
-        memory: Path,
+        memory: Path | None,
         env: dict[str, str] | None = None,
         patience: float = 0.02,
     ) -> None:
-        words = [sys.executable, "-m", __name__, str(database), str(memory), str(patience)]
+        words = [sys.executable, "-m", __name__, str(database), str(memory or ""), str(patience)]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
         )
@@ -99,9 +101,9 @@ def frozen(top: Path) -> Iterator[Callable[[], None]]:
 class _Commands:
     """What it can be told to do."""
 
-    def __init__(self, database: Path, memory: Path, patience: float) -> None:
+    def __init__(self, database: Path, memory: Path | None, patience: float) -> None:
         self.meta = Meta(database, memory=memory, patience=patience)
-        assert self.meta.db.deferral is not None, self.meta.db.undeferred
+        assert (self.meta.db.deferral is not None) == bool(memory), self.meta.db.undeferred
         self.other = self.meta.db._connect()  # opening one is a matter of the disk
 
     def commit(self, key: str, size: int) -> str:
@@ -161,7 +163,8 @@ def _keys(db: sqlite3.Connection) -> list[str]:
 
 
 def main() -> None:
-    commands = _Commands(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    memory = Path(sys.argv[2]) if sys.argv[2] else None
+    commands = _Commands(Path(sys.argv[1]), memory, float(sys.argv[3]))
     print(json.dumps(commands.meta.db.note), flush=True)
     for line in sys.stdin:
         name, *args = json.loads(line)

@@ -250,6 +250,7 @@ def test_a_log_that_went_on_is_left_alone(opened: Open, disk: Ext4, memory: Path
     name.unlink()
     other = opened()
     other("many", "other", 40, 2000)
+    other("sync")
     other.kill()
     other.gone()
     name.write_bytes(kept)
