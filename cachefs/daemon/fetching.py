@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from cachefs.cache.filler import Fetch, Fill
 from cachefs.config.settings import Settings
 from cachefs.daemon.tiering import ReadWarm, read_nothing
-from cachefs.errors import Corrupt
+from cachefs.errors import CacheError, Corrupt
 from cachefs.flush.client import StoreClient
 from cachefs.meta import Meta
 from cachefs.model.checkpoints import checkpoint_root
@@ -31,15 +33,26 @@ def fetcher(client: StoreClient, metrics: Metrics, read_warm: ReadWarm = read_no
     ) -> tuple[int, int | None]:
         if await read_warm(key, path, start, end, if_match):
             return end - start, None
-        got: Received = await client.patiently(
-            "get_into", key=key, path=path, start=start, end=end, if_match=if_match
-        )
+        with told_as_errno(path):
+            got: Received = await client.patiently(
+                "get_into", key=key, path=path, start=start, end=end, if_match=if_match
+            )
         if got.size != end - start:
             raise Corrupt(f"{key}: {got.size} bytes came for a range of {end - start}")
         downloaded.inc(got.size)
         return got
 
     return fetch
+
+
+@contextmanager
+def told_as_errno(path: str) -> Iterator[None]:
+    """What is wrong with a cache file is a reader's OSError, as with any other file: a full or
+    failing disk is nobody's fault but its own."""
+    try:
+        yield
+    except CacheError as error:
+        raise OSError(error.errno, os.strerror(error.errno), path) from error
 
 
 def checksums(client: StoreClient) -> Callable[[Fill], Awaitable[int]]:
@@ -51,7 +64,8 @@ def checksums(client: StoreClient) -> Callable[[Fill], Awaitable[int]]:
             return pieces[0][0]
         if pieces is not None:
             return await client.combine(pieces)
-        return await client.checksum(FileRange(fill.path, 0, fill.size))
+        with told_as_errno(fill.path):
+            return await client.checksum(FileRange(fill.path, 0, fill.size))
 
     return checksum
 

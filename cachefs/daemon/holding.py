@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import trio
 
 from cachefs.daemon.paths import Spot, absolute, locate
 from cachefs.daemon.services import Services
-from cachefs.errors import StoreError, UsageError
+from cachefs.errors import CachefsError, UsageError
 from cachefs.meta.rows import GenerationRow
 from cachefs.meta.summary import Summary
 from cachefs.model.extents import ExtentSet
@@ -164,7 +165,7 @@ class Holding:
             async with limit:
                 try:
                     await self._fetch(each.ino)
-                except (OSError, StoreError) as error:
+                except (OSError, CachefsError, sqlite3.Error) as error:
                     name = absolute(self._services, each.key)
                     failures.append(f"{name}: {getattr(error, 'strerror', None) or error}")
             del left[each.ino]

@@ -16,6 +16,7 @@ from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.system import sync_filesystem
 from cachefs.daemon import census
 from cachefs.daemon.services import Services
+from cachefs.errors import CacheError
 from cachefs.failpoints import Change
 from cachefs.flush.queue import EffectQueue
 from cachefs.flush.reboot import Reboots
@@ -59,10 +60,10 @@ async def keep_going(task: Callable[[], Awaitable[None]], make_room: Callable[[]
         try:
             await task()
             return
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, CacheError, sqlite3.Error) as error:
             failure: BaseException = error
         except BaseExceptionGroup as group:
-            disk, other = group.split((OSError, sqlite3.Error))
+            disk, other = group.split((OSError, CacheError, sqlite3.Error))
             if disk is None or other is not None:
                 raise
             failure = disk

@@ -45,7 +45,10 @@ class RequestObserver:
 
 
 def errno_of(error: Exception) -> tuple[int, bool]:
-    """(errno for the caller, whether the error is one of the expected kinds)."""
+    """(errno for the caller, whether the error is one of the expected kinds). Of those that several
+    tasks met together it is the first."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
     if isinstance(error, OSError):
         return error.errno or errno.EIO, True
     if isinstance(error, CachefsError):

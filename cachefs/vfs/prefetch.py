@@ -31,7 +31,7 @@ import structlog
 import trio
 
 from cachefs.cache.device import BLOCK_UNIT
-from cachefs.errors import StoreError
+from cachefs.errors import CachefsError
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.model.extents import ExtentSet
@@ -301,7 +301,7 @@ class Prefetcher:
         try:
             with coming.scope:
                 await self._fetch_all(ino)
-        except (OSError, StoreError, sqlite3.Error) as error:
+        except (OSError, CachefsError, sqlite3.Error) as error:
             log.info("not fetched ahead", inode=ino, reason=str(error))
         finally:
             del self._coming[ino]

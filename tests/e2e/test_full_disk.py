@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.mounts import MountFactory
+from tests.support.client import Client
+from tests.support.mounts import Failed, MountFactory
 
 SIZE = 200 << 20
 
@@ -26,10 +28,10 @@ def small_disk(tmp_path: Path, after_mounts: ExitStack) -> Path:
     return place
 
 
-def fill(disk: Path) -> None:
+def fill(disk: Path, name: str = "others") -> None:
     """Others take what is left of it."""
     status = os.statvfs(disk)
-    with open(disk / "others", "wb") as file:
+    with open(disk / name, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize)
 
 
@@ -57,3 +59,44 @@ def test_full_disk(mounted: MountFactory, dir_store: Any, small_disk: Path) -> N
     assert len(body) == size
     assert dir_store.get("w.bin") == body
     assert mount.status()["dirty_files"] == 0
+
+
+def read_all(path: str) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def test_restoring_to_a_full_disk(
+    mounted: MountFactory, dir_store: Any, small_disk: Path, client: Client
+) -> None:
+    """Whoever reads is told, `warm` too; the same daemon goes on, and restores it all later."""
+    shards = [f"checkpoint-1/model-{n}.safetensors" for n in range(3)]
+    (dir_store.path / "checkpoint-1").mkdir()
+    for shard in shards:
+        (dir_store.path / shard).write_bytes(os.urandom(24 << 20))
+    mount = mounted(
+        dir_store,
+        cache_dirs=[small_disk / "cache"],
+        options={"cache.size": "2GiB", "cache.meta_reserve": "1MiB"},
+        allow=("disk is full", "wait to be recorded", "No space", "begun anew"),
+    )
+    pid = mount.daemon_pid
+    list(mount.path.rglob("*"))
+    for number, shard in enumerate(shards):
+        with suppress(OSError):  # Nothing is left: not even what the database had for itself.
+            fill(small_disk, f"others-{number}")
+        with pytest.raises(OSError) as caught:
+            client.run(read_all, mount.path / shard)
+        assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(Failed) as failed:
+        mount.ask("warm", {"paths": [str(mount.path / "checkpoint-1")]})
+    assert failed.value.exit_code == 1
+    assert "room" in failed.value.message or "space" in failed.value.message
+    for number in range(len(shards)):
+        (small_disk / f"others-{number}").unlink()
+    for shard in shards:
+        expected = hashlib.sha256(dir_store.get(shard)).hexdigest()
+        assert client.run(read_all, mount.path / shard) == expected
+    mount.reread()
+    assert mount.daemon_pid == pid
