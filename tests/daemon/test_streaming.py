@@ -152,6 +152,24 @@ async def test_its_last_other_name_is_gone_before_it_was_shown(lab: Lab) -> None
 
 
 @in_lab("flush.settle=0s")
+async def test_the_name_that_showed_it_is_gone_before_the_other_did(lab: Lab) -> None:
+    """What the cache file lacks by then is no damage: the other name shows all of it."""
+    fh = await begun(lab, "f.bin")
+    await offload(lab, fh, 0)
+    ino = lab.services.files.handle(fh).inode.ino
+    await lab.services.namespace.link(ino, 1, b"g.bin")
+    lab.bucket.refused["g.bin"] = Refused("not there")
+    lab.close(fh)
+    await until(lambda: "f.bin" in lab.bucket.keys())  # noqa: SIM118
+    await lab.remove("f.bin")
+    lab.bucket.refused.clear()
+    await lab.wait()
+    await lab.parts.hidden.sweep()
+    assert lab.bucket.keys() == ["g.bin"]
+    assert lab.bucket.get("g.bin") == BODY
+
+
+@in_lab("flush.settle=0s")
 async def test_cut_while_a_range_is_sent(lab: Lab) -> None:
     """That one stays, and others go on leaving: the store is not to blame."""
     fh = await begun(lab, "f.bin")
