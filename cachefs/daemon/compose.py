@@ -48,6 +48,7 @@ from cachefs.observe.metrics import Metrics
 from cachefs.store.base import FileRange
 from cachefs.tiers.complete import Complete
 from cachefs.vfs.admission import Admission
+from cachefs.vfs.askers import Askers
 from cachefs.vfs.borrowing import Borrower
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.eviction import Eviction
@@ -125,6 +126,7 @@ class Parts:
     streams: Streams
     borrower: Borrower
     offloader: Offloader
+    askers: Askers
 
 
 def compose(
@@ -165,6 +167,7 @@ def compose(
         gid=owner[1],
         umask=settings.mount.umask,
     )
+    askers = Askers() if tap is None else Askers(tap.caller, tap.is_given_up)
     lasting = storage.home.survives > Level.PROCESS
     tiering = None
     complete = _complete(settings, meta)
@@ -185,6 +188,7 @@ def compose(
         remote,
         lanes,
     )
+    remote.while_wanted = contents.while_wanted = askers.wanted
     rewriter = Rewriter(
         meta, queue, contents, preserve_limit=settings.cache.preserve_limit, sync_meta=sync_meta
     )
@@ -379,6 +383,7 @@ def compose(
         streams=streams,
         borrower=borrower,
         offloader=offloader,
+        askers=askers,
     )
 
 

@@ -198,6 +198,7 @@ class Server:
             on_created=small.created,
         )
         operations.before_open = parts.prefetcher.before_open
+        operations.askers = parts.askers
         address = self._serve_metrics(parts.storage.meta)
         services = self._services(parts, tap, reason, address)
         join(operations, self._arguments.fuse_fd, tap, live=self._takes_over())
@@ -315,6 +316,7 @@ class Server:
         background: list[Callable[[], Awaitable[None]]] = [
             reaper.run,
             parts.syncer.run,
+            parts.askers.run,
             parts.spiller.run,
             parts.rescuer.run,
             parts.hot.run,

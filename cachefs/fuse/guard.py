@@ -103,14 +103,15 @@ def once(handler: Handler) -> Handler:
 
 
 def guarded(handler: Handler) -> Handler:
-    """Wrap a method of an `Operations` class that has an `observer`. First of all the namespace is
-    brought up to date (`gather`)."""
+    """Wrap a method of an `Operations` class that has an `observer` and `askers`. First of all the
+    namespace is brought up to date (`gather`)."""
     op = handler.__name__
     handler = failpoints.instrumented(handler)
 
     @functools.wraps(handler)
     async def call(self: Any, *args: Any) -> Any:
         started = time.perf_counter()
+        self.askers.begins()
         try:
             self.gather()
             return await handler(self, *args)
@@ -122,6 +123,7 @@ def guarded(handler: Handler) -> Handler:
             _tell(op, error, expected)
             raise pyfuse3.FUSEError(number) from None
         finally:
+            self.askers.ends()
             self.durations[op](time.perf_counter() - started)
 
     return call  # type: ignore[return-value]

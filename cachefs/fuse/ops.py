@@ -17,6 +17,7 @@ from cachefs.fuse.listings import Listings
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.model.objectmeta import XATTR_LIMIT, encode_xattrs
+from cachefs.vfs.askers import Askers
 from cachefs.vfs.clock import bounded, now_ns
 from cachefs.vfs.files import Files
 from cachefs.vfs.namespace import Caller, Namespace
@@ -92,6 +93,7 @@ class CacheOperations(pyfuse3.Operations):
         it is to be written to."""
         self.applied: set[int] = set()
         self.observer = observer
+        self.askers = Askers()
         self.durations: dict[str, Callable[[float], None]] = _Durations(observer.seconds)
 
     def remember_applied(self, *, taken_over: bool) -> None:
@@ -116,9 +118,7 @@ class CacheOperations(pyfuse3.Operations):
         entry.st_atime_ns = row.atime_ns
         entry.st_mtime_ns = row.mtime_ns
         entry.st_ctime_ns = row.ctime_ns
-        timeout = self._timeout if row.attrs_known else 0
-        entry.attr_timeout = timeout
-        entry.entry_timeout = timeout
+        entry.attr_timeout = entry.entry_timeout = self._timeout if row.attrs_known else 0
         return entry
 
     def _entry_of(self, ino: int) -> pyfuse3.EntryAttributes:

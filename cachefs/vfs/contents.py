@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.filler import Fill, Filler
@@ -69,6 +69,8 @@ class Contents(Sealing):
         that will be read once."""
         self.stream_of: Callable[[GenerationRow], Stream | None] = lambda gen: None
         """What of a generation is in the store only, if anything is."""
+        self.while_wanted: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what is waited for: EINTR when who asks is being killed."""
 
     # -- new content --------------------------------------------------------------------------
 
@@ -330,7 +332,8 @@ class Contents(Sealing):
             fill = opened.fill
             fill.owner = opened
             try:
-                await self._filler.ensure(fill, start, min(end, fill.size))
+                with self.while_wanted():
+                    await self._filler.ensure(fill, start, min(end, fill.size))
             except (OSError, StoreError):
                 if not self._has_moved(opened, fill):
                     raise

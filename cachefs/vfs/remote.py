@@ -15,7 +15,8 @@ from __future__ import annotations
 import errno
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +110,8 @@ class RemoteView:
         """Directory -> the entry in it that was asked for last."""
         self._trouble: StoreError | None = None
         self._trouble_until = 0.0
+        self.while_wanted: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what is waited for: EINTR when who asks is being killed."""
 
     # -- directories --------------------------------------------------------------------------
 
@@ -129,12 +132,13 @@ class RemoteView:
         ENOENT: it is gone. EIO and the like when the store cannot be asked.
         """
         lock = self._listing.setdefault(directory.ino, trio.Lock())
-        async with lock:
-            current = self._meta.inodes.get(directory.ino)
-            if current is None:
-                raise OSError(errno.ENOENT, "the directory is gone")
-            if current.listed_ns is None:
-                await self._list_unless_hopeless(current)
+        with self.while_wanted():
+            async with lock:
+                current = self._meta.inodes.get(directory.ino)
+                if current is None:
+                    raise OSError(errno.ENOENT, "the directory is gone")
+                if current.listed_ns is None:
+                    await self._list_unless_hopeless(current)
         if directory.ino not in self._begun:
             self._listing.pop(directory.ino, None)
 
@@ -145,6 +149,7 @@ class RemoteView:
         try:
             await self._list(directory)
         except StoreError as error:
+            self._begun.pop(directory.ino, None)
             self._trouble, self._trouble_until = error, trio.current_time() + _HOPELESS
             raise
         self._trouble = None
@@ -153,10 +158,11 @@ class RemoteView:
         """One page, the one after the last."""
         path = self._meta.dentries.directory_path(directory.ino).decode()
         prefix = path + "/" if path else ""
-        begun = self._begun.pop(directory.ino, None)
+        begun = self._begun.get(directory.ino)
         if begun is None or begun.prefix != prefix or trio.current_time() > begun.valid_until:
             begun = _Begun(prefix, time.time_ns())
         objects, prefixes, begun.token = await self._reader.list_page(prefix, begun.token)
+        self._begun.pop(directory.ino, None)
         reach(Point.LIST_AFTER_PAGE)
         with self._meta.transaction(Change.LIST):
             for each in prefixes:
@@ -269,7 +275,8 @@ class RemoteView:
 
     async def know_all(self, rows: Iterable[InodeRow]) -> None:
         """Ask for the metadata of those that may be symlinks, some at a time."""
-        await self._know_each(row for row in rows if may_be_symlink(row))
+        with self.while_wanted():
+            await self._know_each(row for row in rows if may_be_symlink(row))
 
     async def know_next(self, parent: int, dentry: int, row: InodeRow) -> None:
         """As `know`, for an entry that somebody looks at by name. Who goes through a directory
@@ -281,7 +288,9 @@ class RemoteView:
             await self.know(row)
             return
         entries = self._meta.inodes.children(parent, dentry - 1, _AHEAD)
-        await self._know_each([row, *(other for _, _, other in entries if other.ino != row.ino)])
+        with self.while_wanted():
+            others = (other for _, _, other in entries if other.ino != row.ino)
+            await self._know_each([row, *others])
         self._looked_at[parent] = max(dentry, entries[-1][0] if entries else 0)
 
     async def _know_each(self, rows: Iterable[InodeRow]) -> None:
@@ -304,8 +313,9 @@ class RemoteView:
         if row.attrs_known:
             return
         try:
-            item = await self._head(row)
-            target = await self._target(item) if item is not None else None
+            with self.while_wanted():
+                item = await self._head(row)
+                target = await self._target(item) if item is not None else None
         except StoreError:
             return
         current = self._meta.inodes.get(row.ino)
