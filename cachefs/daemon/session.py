@@ -124,9 +124,12 @@ class StoreSession:
         return identity
 
     def remember(self) -> None:
-        """The cache belongs to the store that was opened. Of a new one only once its mount answers,
-        so that a first try with something wrong binds it to nothing."""
+        """The cache belongs to this store: to one that was not reached by its name alone, as from
+        now on there may be files for it. Of a new cache only once its mount answers, so that a
+        first try with something wrong binds it to nothing."""
         if self.problem is not None:
+            if self.is_fresh:
+                self._meta.set_setting("store_url", self._settings.store.url)
             return
         with self._meta.transaction():
             if self._identity is not None:

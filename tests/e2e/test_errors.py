@@ -55,9 +55,10 @@ def _prepared(make_mount: Any, store: Any, **kinds: Any) -> Mount:
 
 
 def test_store_down_with_an_empty_cache(
-    refused: Any, make_mount: Any, bucket: Any, seaweed: Any, mounted: MountFactory
+    refused: Any, make_mount: Any, bucket: Any, dir_store: Any, mounted: MountFactory
 ) -> None:
-    """Nobody listens at the endpoint: exit 1; with store.require=false it comes up."""
+    """Nobody listens at the endpoint: exit 1; with store.require=false it comes up, and what is
+    written then goes to that store and to no other."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         nowhere = f"http://127.0.0.1:{listener.getsockname()[1]}"
     mount = _prepared(make_mount, bucket, endpoint=nowhere)
@@ -69,6 +70,13 @@ def test_store_down_with_an_empty_cache(
     assert anyway.status()["degraded"]
     assert anyway.status()["dirty_files"] == 1
     assert anyway.unmount(drain_timeout=0.5) == 3
+    anyway.wait_gone()
+    other = _prepared(make_mount, dir_store, cache_dirs=anyway.cache_dirs)
+    refused(other, 1, rf"belongs to {re.escape(bucket.url)}, not to {re.escape(dir_store.url)}")
+    anyway.arguments = ["--endpoint-url", bucket.endpoint]
+    anyway.start()
+    anyway.wait()
+    assert bucket.get("f") == b"kept"
 
 
 def test_wrong_credentials(refused: Any, make_mount: Any, bucket: Any) -> None:
