@@ -56,7 +56,7 @@ class Closings:
         """Made if it is not there. OSError: it cannot be, or `path` is not in memory."""
         if device_kind(filesystem_type(path.parent)) is not DeviceKind.RAM:
             raise OSError(f"{path.parent} is not in memory")
-        self._path = path
+        self.path = path
         self.directory = path.parent
         """In memory."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
@@ -111,4 +111,4 @@ class Closings:
         """Give it up; the file goes, unless it holds what the next daemon is to know. The mapping
         stays: the tap may know it."""
         if not self._slots:
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)

@@ -72,6 +72,11 @@ class Journal:
         self.fd = -1
         self.seed = 0
 
+    @property
+    def file(self) -> Path | None:
+        """The file in memory; None: there is none."""
+        return self._target()
+
     def left(self) -> list[Record]:
         """What the daemon before left, oldest first; some of it may be in the database."""
         try:

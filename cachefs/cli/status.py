@@ -10,8 +10,10 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from cachefs.cache.leftovers import Leftover, find
 from cachefs.cli import output, target
 from cachefs.errors import CachefsError, UsageError
+from cachefs.observe.runfiles import memory_dirs
 
 _SLOW_DISK = 1.0
 """Seconds from which a disk that takes no changes is mentioned."""
@@ -73,8 +75,19 @@ def _status_of_all(json: bool) -> int:
         except CachefsError as exc:  # one silent daemon must not hide the others
             parts.append(Text(output.printable(f"{exc}; {exc.hint}" if exc.hint else str(exc))))
             code = exc.exit_code
-    output.show(*(parts or ["No cachefs mounts."]))
+    output.show(*(parts or ["No cachefs mounts."]), *map(_left_over, find(memory_dirs())))
     return code
+
+
+def _left_over(left: Leftover) -> Text:
+    """What a daemon that was killed left in memory for a cache that is not in its place."""
+    files = " ".join(map(str, left.files))
+    return Text(
+        output.printable(
+            f"{output.size(left.nbytes)} in memory wait for the cache {left.directory}, which is "
+            f"not there: mount its disk and start it again, or, if it is gone, `rm {files}`"
+        )
+    )
 
 
 def _mount_parts(found: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -99,6 +99,7 @@ class Server:
                 device.keep_closings(runfiles.memory_dirs())
                 if tap is not None and device.closings is not None:
                     tap.use_close_table(device.index, device.closings.table)
+            storage.note_memory(runfiles.memory_dirs())
             if tap is not None and not failpoints.ARMED:
                 tap.answer_briefly()
             reason = "" if tap is not None else str(loaded)
@@ -208,9 +209,11 @@ class Server:
         parts.contents.reserve_numbers(recovered.highest_file)
         operations.remember_applied(taken_over=lives)
         small.start(self._settings.mount.metadata_ttl)
+        parts.storage.note_memory(runfiles.memory_dirs())
         log.info("recovered", dirty=recovered.dirty, held=recovered.held)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_signals)
+            nursery.start_soon(tasks.tidy_memory, runfiles.memory_dirs())
             nursery.start_soon(selfreport.run, lambda: tap.inflight() if tap is not None else [])
             await self._start_background(nursery, parts, services, small)
             if lives:

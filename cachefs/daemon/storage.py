@@ -15,19 +15,24 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import structlog
+
 from cachefs.cache import identity
 from cachefs.cache.absent import AbsentDevice
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.journal import Journal
 from cachefs.cache.ledger import SpaceLedger, resolve_limits
+from cachefs.cache.leftovers import Belongings
 from cachefs.cache.system import DeviceKind, memory_places
 from cachefs.config import Settings
 from cachefs.errors import CacheError, DeviceMissing
 from cachefs.flush.reboot import Reboots
-from cachefs.meta import Meta
+from cachefs.meta import Meta, ring
 from cachefs.meta.database import Damaged, SchemaTooNew, check_version, disk_error
 from cachefs.meta.deferral import PATIENCE
 from cachefs.model.survival import Level
+
+log = structlog.get_logger("cachefs.daemon")
 
 _DEVICES = "devices"
 _NOT_GIVEN = "it is not among the cache directories of this mount"
@@ -44,11 +49,28 @@ class Storage:
     meta: Meta
     home: CacheDevice
     """The one that the database is on."""
+    _belongings: Belongings | None = None
 
     @property
     def name(self) -> str:
         """By which the cache's own are known among other caches' in the store. OSError."""
         return identity.read(self.home.directory) or ""
+
+    def note_memory(self, places: Collection[Path]) -> None:
+        """Note there what this cache has in memory, for when nobody starts it again. Without a note
+        it stays until the machine goes down."""
+        try:
+            if self._belongings is None:
+                place = next(memory_places(places))
+                self._belongings = Belongings(place, self.name, self.home.directory)
+            self._belongings.note(self._in_memory())
+        except (OSError, StopIteration) as error:
+            log.info("what is in memory could not be noted", reason=str(error))
+
+    def _in_memory(self) -> list[Path]:
+        tables = [each.closings.path for each in self.devices if each.closings is not None]
+        journal = self.journal().file
+        return [*ring.files(self.meta.db.path), *tables, *([journal] if journal else [])]
 
     def journal(self) -> Journal:
         """That of small files: in memory, where closes are noted, if there is such a place."""
@@ -81,6 +103,8 @@ class Storage:
         self.meta.close()
         for device in self.devices:
             device.close()
+        if self._belongings is not None:
+            self._belongings.close()
 
 
 @dataclass(slots=True)

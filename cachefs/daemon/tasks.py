@@ -6,13 +6,15 @@ import os
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
 
 import structlog
 import trio
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
+from cachefs.cache.leftovers import sweep
 from cachefs.cache.system import sync_filesystem
 from cachefs.daemon import census
 from cachefs.daemon.services import Services
@@ -283,6 +285,17 @@ async def settle_held(recovery: Recovery) -> None:
             recovery.settle_held()
         except (OSError, sqlite3.Error) as error:
             log.warning("held files could not be looked at", reason=str(error))
+
+
+async def tidy_memory(places: Collection[Path]) -> None:
+    """Once: remove what killed daemons left in memory of caches that are gone."""
+    try:
+        removed = await trio.to_thread.run_sync(sweep, places, abandon_on_cancel=True)
+    except OSError as error:
+        log.info("memory could not be tidied up", reason=str(error))
+        return
+    for left in removed:
+        log.info("memory of a cache that is gone was freed", directory=left.directory)
 
 
 async def record_uses(files: Files, home: CacheDevice) -> None:

@@ -81,6 +81,14 @@ def pointer(database: Path) -> Path:
     return database.with_name(f"{database.name}-ring")
 
 
+def files(database: Path) -> list[Path]:
+    """What a database has in memory: its ring, and the index that goes with that."""
+    named = _named(database)
+    if isinstance(named, str):
+        return []
+    return [Path(named[0]), Path(named[0]).with_suffix(".index")]
+
+
 def _boot_id() -> str:
     with suppress(OSError):
         return _BOOT_ID.read_text().strip()
