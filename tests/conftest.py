@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support import lanes
+from tests.support import lanes, scratch
 from tests.support.client import Client
 from tests.support.mounts import Mount, MountFactory, Watchdog, clean_environment
 
@@ -30,6 +28,8 @@ LOCAL = os.environ.get("CACHEFS_TEST_LOCAL")
 MOUNTING = {"e2e", "posix", "differential", "frameworks", "lanes", "programs", "cuts"}
 """Directories of tests that mount: they need root and /dev/fuse, and end in a minute each."""
 DEFAULT_TIMEOUT = 60.0
+_left: list[str] = []
+"""Directories that tests did not remove."""
 GRACE = 5.0
 """Seconds between a test's time-out and the abort of its mounts."""
 
@@ -97,6 +97,31 @@ def _is_left_out(item: pytest.Item) -> bool:
     return lane != both[zlib.crc32(name.encode()) % len(both)]
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What was left by runs that were killed goes."""
+    if not hasattr(session.config, "workerinput"):  # set by xdist
+        scratch.sweep()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What tests have left goes, and is told: they should have removed it."""
+    _left.extend(str(path) for path in scratch.remove_all())
+    getattr(session.config, "workeroutput", {})["left"] = _left  # of xdist, which passes it on
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of xdist has ended."""
+    _left.extend(getattr(node, "workeroutput", {}).get("left", ()))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """The last lines of a run."""
+    for path in _left:
+        terminalreporter.write_line(f"WARNING: tests left {path} behind; it was removed", red=True)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Tests that mount cannot run without /dev/fuse; say so instead of failing in odd ways."""
     if _folder(item) in MOUNTING and not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -104,10 +129,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 # ---- places ------------------------------------------------------------------------------------
-
-
-def _scratch(parent: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix="cachefs-test-", dir=parent))
 
 
 @pytest.fixture
@@ -118,9 +139,7 @@ def after_mounts() -> Iterator[contextlib.ExitStack]:
 
 
 def _scratch_until(stack: contextlib.ExitStack, parent: str) -> Path:
-    path = _scratch(parent)
-    stack.callback(shutil.rmtree, path, ignore_errors=True)
-    return path
+    return stack.enter_context(scratch.directory(parent))
 
 
 @pytest.fixture
@@ -149,14 +168,13 @@ def seaweed() -> Iterator[Any]:
     """A real SeaweedFS on ports of its own, for the whole session; data in RAM."""
     from tests.support.stores import Seaweed
 
-    data = _scratch("/dev/shm")
-    server = Seaweed(data)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(data, ignore_errors=True)
+    with scratch.directory("/dev/shm", "store") as data:
+        server = Seaweed(data)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
 
 
 @pytest.fixture
@@ -224,7 +242,7 @@ def _overdue(request: pytest.FixtureRequest) -> Iterator[None]:
 def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
     """Prepare a Mount (not started) and the directories that go with it."""
     counter = itertools.count()
-    below = _scratch("/tmp")
+    below = scratch.make("/tmp", "mounts")
     below.chmod(0o755)  # clients that are not root must get there
 
     def make(
@@ -241,7 +259,7 @@ def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
     ) -> tuple[Mount, list[Path]]:
         made: list[Path] = []
         if cache_dirs is None:
-            made = [_scratch("/dev/shm" if cache == "ram" else "/var/tmp")]
+            made = [scratch.make("/dev/shm" if cache == "ram" else "/var/tmp")]
             cache_dirs = made
         path = below / f"m{next(counter)}"
         url = store if isinstance(store, str) else store.url
@@ -258,11 +276,7 @@ def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
         return mount, made
 
     yield make
-    for path in below.iterdir():
-        with contextlib.suppress(OSError):
-            path.rmdir()
-    with contextlib.suppress(OSError):
-        below.rmdir()
+    scratch.remove(below)
 
 
 @pytest.fixture
@@ -290,7 +304,7 @@ def mounted(
         mount.allowed_log.extend(allow)
         mounts.append(mount)
         for folder in made:
-            after_mounts.callback(shutil.rmtree, folder, ignore_errors=True)
+            after_mounts.callback(scratch.remove, folder)
         _watchdog.watch(mount)
         return mount.start() if start else mount
 
@@ -385,7 +399,7 @@ def _shared_mount(
     finally:
         shared.end()
         for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.remove(folder)
         seaweed.remove_bucket(whole)
 
 
@@ -416,7 +430,7 @@ def _local_work(client: Client, ram_dir: Path) -> Any:
     from tests.support.work import Work
 
     (ram_dir / "local").mkdir()
-    top = _scratch(str(LOCAL))
+    top = scratch.make(str(LOCAL))
     top.chmod(0o755)
     path = top / "t"
     path.mkdir()

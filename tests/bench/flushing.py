@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 from tests.bench import peers
+from tests.support import scratch
 from tests.support.mounts import Mount, clean_environment
 from tests.support.stores import Seaweed, StoredBucket
 
@@ -86,7 +87,7 @@ class Bench:
         cache = Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
         mount = Mount(
             bucket.url,
-            Path(tempfile.mkdtemp(prefix="cachefs-flushing-")),
+            scratch.make("/tmp", "flushing"),
             [cache],
             options={
                 "flush.settle": "1h",

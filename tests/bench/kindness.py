@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 from tests.bench.flushing import Bench, cpu_seconds
-from tests.support import lanes
+from tests.support import lanes, scratch
 from tests.support.mounts import Mount, clean_environment
 from tests.support.stores import Seaweed
 
@@ -91,7 +91,7 @@ def _turn(bench: Bench, lane: str) -> Iterator[Turn]:
     cache = Path(tempfile.mkdtemp(prefix="cache-", dir=bench.work))
     mount = Mount(
         bucket.url,
-        Path(tempfile.mkdtemp(prefix="cachefs-kindness-")),
+        scratch.make("/tmp", "kindness"),
         [cache],
         options={
             "flush.settle": "1h",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import creates
-from tests.support import lanes
+from tests.support import lanes, scratch
 from tests.support.mounts import Mount, clean_environment
 
 _HELD = {"flush.settle": "1h", "flush.settle_max": "1h", "cache.size": "12GiB"}
@@ -81,7 +81,7 @@ def _lane(work: Path, rounds: int, lane: str) -> Iterator[Result]:
         (work / name).mkdir()
     mount = Mount(
         f"file://{work}/store",
-        Path(tempfile.mkdtemp(prefix="cachefs-native-")),
+        scratch.make("/tmp", "native"),
         [work / "cache"],
         options={**_HELD, "mount.passthrough": lanes.OPTIONS[lane]},
         env=clean_environment(work / "home"),

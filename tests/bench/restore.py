@@ -34,6 +34,7 @@ from typing import Any
 from tests.bench import peers
 from tests.bench.metadata import Place, serving
 from tests.bench.processor import Usage
+from tests.support import scratch
 from tests.support.mounts import Mount, clean_environment
 from tests.support.stores import Seaweed
 
@@ -157,7 +158,7 @@ class Bench:
         cache = Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
         mount = Mount(
             self.bucket.url,
-            Path(tempfile.mkdtemp(prefix="cachefs-restore-")),
+            scratch.make("/tmp", "restore"),
             [cache],
             options={"cache.size": str(int(3 * self.gib * GIB))},
             env=clean_environment(self.home, self.bucket.env),

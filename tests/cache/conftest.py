@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from cachefs.cache.device import CacheDevice
 from cachefs.cache.filler import Fill
 from cachefs.model.extents import ExtentSet
 from tests.cache.objects import CHUNK, Store
+from tests.support import scratch
 
 SMALL = 8 << 20
 """Bytes of the small filesystem."""
@@ -24,9 +23,8 @@ SMALL = 8 << 20
 @pytest.fixture(params=["/dev/shm", "/var/tmp"], ids=["ram", "disk"])
 def place(request: pytest.FixtureRequest) -> Iterator[Path]:
     """An empty directory, in RAM and on disk."""
-    path = Path(tempfile.mkdtemp(prefix="cachefs-test-", dir=request.param))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with scratch.directory(request.param) as path:
+        yield path
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from cachefs.cache import closings
 from cachefs.cache.closings import Closed, Closings, open_table
 from tests.cache.conftest import SMALL
+from tests.support import scratch
 
 FILES = st.integers(1, 40)
 CLOSED = st.builds(Closed, st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 1 << 62))
@@ -23,9 +22,8 @@ CLOSED = st.builds(Closed, st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    directory = tempfile.mkdtemp(prefix="cachefs-test-", dir="/dev/shm")
-    yield Path(directory) / "device.closed"
-    shutil.rmtree(directory)
+    with scratch.directory("/dev/shm") as directory:
+        yield directory / "device.closed"
 
 
 def test_what_is_noted_outlives_its_writer(path: Path) -> None:
@@ -86,10 +84,10 @@ def test_no_slot_is_left(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_in_memory() -> None:
     """A store to a file of a disk may wait for the disk."""
     with (
-        tempfile.TemporaryDirectory(prefix="cachefs-test-", dir="/var/tmp") as directory,
+        scratch.directory("/var/tmp") as directory,
         pytest.raises(OSError, match="not in memory"),
     ):
-        Closings(Path(directory) / "device.closed")
+        Closings(directory / "device.closed")
 
 
 class Table(RuleBasedStateMachine):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import shutil
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ import pytest
 from tests.crash.points import all_points
 from tests.crash.scenes import SCENES, Scene
 from tests.crash.theatre import KILLED, Stages, judge, play
+from tests.support import scratch
 
 pytestmark = pytest.mark.slow
 
@@ -42,9 +41,8 @@ class Way:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="cachefs-crash-", dir="/dev/shm"))
-    yield made
-    shutil.rmtree(made)
+    with scratch.directory("/dev/shm", "crash") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from cachefs.observe import runfiles
 from cachefs.observe.protocol import decode
 from tests.daemon.lab import MOUNTPOINT, Lab, lab
 from tests.fsck.cache import BODIES, Cache
+from tests.support import scratch
 
 QUICK = settings(
     max_examples=60, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
@@ -65,8 +65,8 @@ def test_requests_of_any_shape(requests: list[tuple[int, dict[str, Any]]]) -> No
     """Nothing but errors on purpose comes out of a handler."""
 
     async def main() -> None:
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-            async with lab(Path(place)) as made:
+        with scratch.directory("/dev/shm") as place:
+            async with lab(place) as made:
                 await made.write("f", b"content")
                 ops = sorted(made.handlers.keys() - ENDING)
                 for number, args in requests:
@@ -97,8 +97,8 @@ fields = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, values))
 @given(body=st.binary(max_size=100) | fields.map(lambda v: json.dumps(v).encode()) | st.just(b"["))
 def test_run_files_of_any_shape(body: bytes) -> None:
     """A run file is what it should be, or it is none."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        path = Path(place) / "x.json"
+    with scratch.directory("/dev/shm") as place:
+        path = place / "x.json"
         path.write_bytes(body)
         run = runfiles._load(path)
         if run is not None:

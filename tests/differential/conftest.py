@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.differential.pair import Pair
+from tests.support import scratch
 from tests.support.mounts import Mount, Watchdog
 
 MakePair = Callable[..., Pair]
@@ -28,8 +28,7 @@ def pairs_until(
 
     def until(stack: contextlib.ExitStack) -> MakePair:
         def factory(check_bucket: bool = False, **options: str) -> Pair:
-            folder = Path(tempfile.mkdtemp(prefix="cachefs-test-", dir="/dev/shm"))
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = stack.enter_context(scratch.directory("/dev/shm"))
             folder.chmod(0o755)
             whole = seaweed.fresh_bucket()
             stack.callback(seaweed.remove_bucket, whole)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lanes.place import Place, kernel_lacks_it, require_passthrough
-from tests.support import logs
+from tests.support import logs, scratch
 from tests.support.bucket import DirectoryStore
 from tests.support.client import Client
 from tests.support.mounts import Mount, Watchdog
@@ -30,7 +28,7 @@ def _shares(make_mount: Callable[..., Any], _watchdog: Watchdog) -> Iterator[Sha
         if lane in made and not _serves(made[lane][0]):
             made.pop(lane)[0].destroy()
         if lane not in made:
-            folder = Path(tempfile.mkdtemp(prefix="cachefs-lanes-", dir="/dev/shm"))
+            folder = scratch.make("/dev/shm", "lanes")
             folders.append(folder)
             store = DirectoryStore(folder / "store")
             store.path.mkdir()
@@ -49,7 +47,7 @@ def _shares(make_mount: Callable[..., Any], _watchdog: Watchdog) -> Iterator[Sha
             mount.destroy()
             _watchdog.forget(mount)
         for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            scratch.remove(folder)
 
 
 def _serves(mount: Mount) -> bool:

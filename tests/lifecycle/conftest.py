@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lifecycle.lab import Lab
+from tests.support import scratch
 
 TIMEOUT = 60.0
 
@@ -31,11 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     """A mountpoint, a cache directory and a way to start supervisors of toy daemons."""
-    root = Path(tempfile.mkdtemp(prefix="cachefs-lab-", dir="/var/tmp"))
+    root = scratch.make("/var/tmp", "lab")
     made = Lab(root)
     try:
         yield made
     finally:
         made.close()
-        with contextlib.suppress(OSError):
-            shutil.rmtree(root)
+        scratch.remove(root)

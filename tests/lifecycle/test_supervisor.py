@@ -41,7 +41,11 @@ def test_mount_is_what_was_asked_for(lab: Lab) -> None:
     entry = kernelmount.mount_at(str(lab.mountpoint))
     assert entry is not None
     assert (entry.fstype, entry.source) == ("fuse.cachefs", f"file://{lab.root}/store")
-    mine = [line for line in Path("/proc/mounts").read_text().splitlines() if "cachefs-lab" in line]
+    mine = [
+        line
+        for line in Path("/proc/mounts").read_text().splitlines()
+        if str(lab.mountpoint) in line
+    ]
     options = mine[0].split()[3].split(",")
     assert {"nosuid", "nodev", "default_permissions", "allow_other"} <= set(options)
     with kernelmount._fusectl() as fusectl:

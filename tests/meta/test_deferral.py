@@ -9,7 +9,6 @@ import random
 import shutil
 import struct
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -22,6 +21,7 @@ from cachefs.meta import Meta, ring
 from cachefs.meta.database import Database
 from tests.e2e.test_readonly_disk import Ext4
 from tests.meta.committer import PATIENT, Committer, frozen
+from tests.support import scratch
 from tests.support.badcalls import BadCalls
 from tests.support.mounts import poll
 
@@ -37,8 +37,8 @@ def disk(tmp_path: Path) -> Iterator[Ext4]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
+    with scratch.directory("/dev/shm") as folder:
+        yield folder
 
 
 @pytest.fixture

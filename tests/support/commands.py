@@ -14,11 +14,11 @@ import atexit
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -32,8 +32,7 @@ class Server:
     """The process that forks, started when it is first needed."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="cachefs-commands-")
-        self._address = os.path.join(self._folder.name, "socket")
+        self._name = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
@@ -42,14 +41,14 @@ class Server:
         if self._process is None or self._owner != os.getpid():
             self._start(env)
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link.connect(self._address)
+        link.connect(_address(self._name))
         return link
 
     def _start(self, env: dict[str, str]) -> None:
         self._owner = os.getpid()
         env = {name: value for name, value in env.items() if name not in forking.early(env)}
-        self._address = os.path.join(self._folder.name, f"socket.{self._owner}")
-        command = [sys.executable, "-m", "tests.support.commands", self._address, forking.PADDING]
+        self._name = f"cachefs-commands-{self._owner}-{secrets.token_hex(8)}"
+        command = [sys.executable, "-m", "tests.support.commands", self._name, forking.PADDING]
         self._process = subprocess.Popen(
             command, env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
@@ -63,6 +62,11 @@ class Server:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _address(name: str) -> str:
+    """Abstract: it goes with the process, however that ends."""
+    return f"\0{name}"
 
 
 _server = Server()
@@ -99,17 +103,17 @@ def _exactly(link: socket.socket, count: int) -> bytes:
 # ---- in the server -------------------------------------------------------------------------------
 
 
-def serve(address: str) -> None:
+def serve(name: str) -> None:
     """Fork for each connection, for ever."""
     import ctypes
     import importlib
 
-    for name in _PRELOADED:
-        importlib.import_module(f"cachefs.cli.{name}")
+    for module in _PRELOADED:
+        importlib.import_module(f"cachefs.cli.{module}")
     forking.preload()
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(address)
+        listener.bind(_address(name))
         listener.listen(64)
         os.write(1, b"ready\n")
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait

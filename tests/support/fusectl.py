@@ -87,3 +87,13 @@ def detach(path: os.PathLike[str] | str) -> None:
         if _libc.umount2(os.fsencode(path), _MNT_DETACH) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
+
+
+def unmount_below(path: os.PathLike[str] | str) -> None:
+    """End every mount at or below a directory, the last one first."""
+    top = os.path.abspath(path)
+    below = [e for e in entries() if e.mountpoint == top or e.mountpoint.startswith(f"{top}/")]
+    for entry in reversed(below):
+        if entry.fstype.startswith("fuse"):
+            abort(entry.mountpoint)
+        _libc.umount2(os.fsencode(entry.mountpoint), _MNT_DETACH)

@@ -10,13 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import scratch
 
 HERE = Path(__file__).parent
 REPO = HERE.parent.parent
@@ -154,7 +155,7 @@ def toy() -> Iterator[Callable[..., Toy]]:
     def make(
         place: str = "/dev/shm", delay: float = 0.0, *, overlay: bool = False, **options: Any
     ) -> Toy:
-        base = Path(tempfile.mkdtemp(prefix="cachefs-toy-", dir=place))
+        base = scratch.make(place, "toy")
         made.append(Toy.__new__(Toy))
         Toy.__init__(made[-1], base, options, delay, overlay=overlay)
         return made[-1]
@@ -164,7 +165,7 @@ def toy() -> Iterator[Callable[..., Toy]]:
         try:
             mount.end()
         finally:
-            shutil.rmtree(mount.base, ignore_errors=True)
+            scratch.remove(mount.base)
 
 
 PYTHONS = ("_tap_lists.c", "_tap_grants.c")

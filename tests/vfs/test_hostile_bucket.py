@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from cachefs.meta.invariants import INVARIANTS
 from cachefs.meta.rows import InodeRow
 from cachefs.vfs.plausible import PlausibleReader
 from cachefs.vfs.remote import RemoteObject, RemoteView
+from tests.support import scratch
 
 MAY_BE_BROKEN = {"impossible-key"}
 """What a bucket itself may break, since its keys are kept as they are."""
@@ -121,8 +121,8 @@ async def _walk(meta: Meta, view: RemoteView) -> None:
 @settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(items=st.lists(objects(), max_size=12))
 def test_any_bucket_can_be_walked(items: list[RemoteObject]) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        meta = Meta(Path(place) / "db")
+    with scratch.directory("/dev/shm") as place:
+        meta = Meta(place / "db")
         meta.inodes.add(InodeRow(1, stat.S_IFDIR | 0o755, 0, 0, 2, 4096, 0, 0, 0))
         trio.run(_walk, meta, _view(meta, items))
         for invariant in INVARIANTS:
