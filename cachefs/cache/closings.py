@@ -17,6 +17,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -70,7 +71,7 @@ class Closings:
         entries = enumerate(_ENTRY.iter_unpack(self.table))
         self._slots = {file: slot for slot, (file, *_) in entries if file}
         used = set(self._slots.values())
-        self._free = [slot for slot in reversed(range(SLOTS)) if slot not in used]
+        self._free = deque(slot for slot in reversed(range(SLOTS)) if slot not in used)
 
     def claim(self, file: int) -> int | None:
         """The slot of a cache file that is open for writing; None: there is none left."""
@@ -100,7 +101,7 @@ class Closings:
         slot = self._slots.pop(file, None)
         if slot is not None:
             _ENTRY.pack_into(self.table, slot * _ENTRY.size, 0, 0, 0, 0)
-            self._free.insert(0, slot)
+            self._free.appendleft(slot)
 
     def keep_only(self, files: Collection[int]) -> None:
         """Drop all others: their daemon was killed before it did."""

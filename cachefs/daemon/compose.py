@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import structlog
@@ -453,12 +454,15 @@ def _lanes(
     return lanes, lanes.announce
 
 
-def both(one: Callable[[int], None], other: Callable[[int], None]) -> Callable[[int], None]:
+_T = TypeVar("_T")
+
+
+def both(one: Callable[[_T], None], other: Callable[[_T], None]) -> Callable[[_T], None]:
     """Call one, then the other."""
 
-    def call(number: int) -> None:
-        one(number)
-        other(number)
+    def call(what: _T) -> None:
+        one(what)
+        other(what)
 
     return call
 

@@ -12,6 +12,7 @@ from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
 from cachefs.meta.summary import Summary
 from cachefs.vfs.contents import Contents
+from cachefs.vfs.sealing import Sealed
 
 
 def make_restraint(
@@ -41,18 +42,16 @@ def make_restraint(
         haste=haste,
     )
     if settings.flush.spread:
-        _listen(restraint, meta, contents)
+        _listen(restraint, contents)
     return restraint
 
 
-def _listen(restraint: Restraint, meta: Meta, contents: Contents) -> None:
+def _listen(restraint: Restraint, contents: Contents) -> None:
     others = contents.on_sealed
 
-    def sealed(number: int) -> None:
-        others(number)
-        gen = meta.generations.get(number)
-        if gen is not None:
-            restraint.sealed(gen.size)
+    def sealed(what: Sealed) -> None:
+        others(what)
+        restraint.sealed(what.size)
 
     contents.on_sealed = sealed
 

@@ -118,7 +118,7 @@ class Syncer:
         self._sync_meta = sync_meta
         self._send, self._receive = trio.open_memory_channel[int](float("inf"))
         if self._lasting():
-            contents.on_sealed = self._send.send_nowait
+            contents.on_sealed = lambda sealed: self._send.send_nowait(sealed.gen)
 
     def _lasting(self) -> set[int]:
         """Devices whose bytes a reboot leaves alone: for others there is nothing to be done."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from cachefs.cache.device import CacheDevice
 from cachefs.failpoints import Change
@@ -17,12 +18,23 @@ from cachefs.vfs.endings import Endings
 from cachefs.vfs.opened import OnDisk, OpenInode
 
 
+class Sealed(NamedTuple):
+    """A generation that is complete."""
+
+    gen: int
+    ino: int
+    size: int
+    """In bytes."""
+    parent: int | None = None
+    """Directory that it is in, if that is at hand."""
+
+
 class Sealing(Endings):
     """Seals generations."""
 
     def __init__(self, meta: Meta, queue: EffectQueue, devices: Sequence[CacheDevice]) -> None:
         super().__init__(meta, queue, devices)
-        self.on_sealed: Callable[[int], None] = lambda gen: None
+        self.on_sealed: Callable[[Sealed], None] = lambda sealed: None
         """Called with each generation that was sealed."""
 
     def account(self, opened: OpenInode) -> None:
@@ -56,7 +68,7 @@ class Sealing(Endings):
         if path is not None:
             opened.device.mark_path(gen.file, path)
         self.account(opened)
-        self.on_sealed(gen.gen)
+        self.on_sealed(Sealed(gen.gen, opened.ino, gen.size))
 
     def _is_unchanged(self, opened: OpenInode, gen: GenerationRow) -> bool:
         """Opened for writing, never written to, and the object holds all of it. Its times may have

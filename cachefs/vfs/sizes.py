@@ -7,6 +7,7 @@ directories beside it tell. What was there before this daemon is looked up once.
 from __future__ import annotations
 
 from cachefs.meta import Meta
+from cachefs.vfs.sealing import Sealed
 
 _REMEMBERED = 100_000
 
@@ -18,23 +19,26 @@ class Sizes:
         self._meta = meta
         self._in: dict[int, int] = {}
         self._below: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
+        """Of each directory the largest that was sealed there: no smaller one changes anything."""
 
-    def note(self, gen: int) -> None:
+    def note(self, sealed: Sealed) -> None:
         """A generation was sealed."""
-        row = self._meta.generations.get(gen)
-        names = self._meta.dentries.of_inode(row.ino) if row is not None else []
-        if row is None or not names:
+        parent = self._parent(sealed.ino) if sealed.parent is None else sealed.parent
+        if not parent or sealed.size <= self._noted.get(parent, -1):
             return
         if len(self._in) > _REMEMBERED:
             self._in.clear()
             self._below.clear()
-        parent = names[0].parent
-        above = self._above(parent)
-        self._in[parent] = max(row.size, self.seen(parent))
-        self._below[above] = max(row.size, self._seen_below(above))
+            self._noted.clear()
+        above = self._parent(parent)
+        self._noted[parent] = sealed.size
+        self._in[parent] = max(sealed.size, self.seen(parent))
+        self._below[above] = max(sealed.size, self._seen_below(above))
 
-    def _above(self, folder: int) -> int:
-        names = self._meta.dentries.of_inode(folder)
+    def _parent(self, ino: int) -> int:
+        """Directory of the oldest name of an inode; 0: it has none."""
+        names = self._meta.dentries.of_inode(ino)
         return names[0].parent if names else 0
 
     def seen(self, folder: int) -> int:
@@ -50,4 +54,4 @@ class Sizes:
 
     def likely(self, folder: int) -> int:
         """The same; of a directory where none was, in those beside it."""
-        return self.seen(folder) or self._seen_below(self._above(folder))
+        return self.seen(folder) or self._seen_below(self._parent(folder))

@@ -29,6 +29,7 @@ from cachefs.vfs.contents import Contents
 from cachefs.vfs.files import Files
 from cachefs.vfs.lanes import LaneKeeper
 from cachefs.vfs.opened import Handle, Lane, OpenInode
+from cachefs.vfs.sealing import Sealed
 
 _FOLDED = "journal"
 _PROMISE = 64 << 10
@@ -118,7 +119,7 @@ class SmallFiles:
         try:
             numbers = [self._numbers() for _ in range(count)]
             files = [file for _, _, file, _ in numbers]
-            fds = await trio.to_thread.run_sync(_create, device, files)
+            fds = await device.apart.run(_create, device, files)
             reach(Point.SPARE_AFTER_CREATE)
             made += [Spare(*each, fd, device) for each, fd in zip(numbers, fds, strict=True)]
         finally:
@@ -163,7 +164,7 @@ class SmallFiles:
             if each.open:
                 self._hand_over(each, spare)
                 continue
-            self._close(spare)
+            self._close(each, spare)
             grown[spare.device.index] += each.blocks * BLOCK_UNIT
             written += each.size
         for device, nbytes in promised.items():
@@ -171,15 +172,18 @@ class SmallFiles:
             self._contents.on_account(self._contents.devices[device], grown[device])
         self._files.on_written(Lane.TRACKED, written)
 
-    def _close(self, spare: Spare) -> None:
+    def _close(self, made: Made, spare: Spare) -> None:
         """As the last close does."""
-        self._done.append(spare.fd)
+        if spare.device.apart.direct:
+            spare.device.let_go(spare.fd)
+        else:
+            self._done.append(spare.fd)
         spare.device.written(spare.file)
-        self._contents.on_sealed(spare.gen)
+        self._contents.on_sealed(Sealed(spare.gen, spare.ino, made.size, made.record.parent))
         self._lanes.keep(spare.ino)
 
     async def close_done(self) -> None:
-        """Close what was made and its program has closed: a disk may hold that up."""
+        """Close what was made and its program has closed, where a disk may hold that up."""
         done, self._done = self._done, []
         if done:
             await trio.to_thread.run_sync(_close, done)
