@@ -457,16 +457,16 @@ class PendingEffects:
     def _classify(
         self, kind: EffectKind, key: str, size: int, *, symlink: bool = False
     ) -> EffectClass:
-        known = self._meta.objects.get(key) if kind == EffectKind.PUBLISH else None
-        return classify(
-            self._rules,
-            kind=kind,
-            name=key.rstrip("/").rpartition("/")[2],
-            path=key,
-            size=size,
-            new_key=known is None or not known.etag,
-            symlink=symlink,
-        )
+        if symlink or kind != EffectKind.PUBLISH:
+            return EffectClass.BARRIER
+        known = self._meta.objects.get(key)
+        return self._class_of(key, size, new_key=known is None or not known.etag)
+
+    def _class_of(self, key: str, size: int, *, new_key: bool) -> EffectClass:
+        """The class of a publish."""
+        name = key.rstrip("/").rpartition("/")[2]
+        kind = EffectKind.PUBLISH
+        return classify(self._rules, kind=kind, name=name, path=key, size=size, new_key=new_key)
 
 
 def in_order(row: EffectRow) -> tuple[int, int]:

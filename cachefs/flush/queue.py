@@ -31,11 +31,20 @@ from cachefs.meta.rows import DentryRow, EffectRow, InodeRow, ObjectRow
 from cachefs.model.effects import EffectClass, EffectKind
 from cachefs.model.states import GenState
 
-__all__ = ["BLOCKED", "CONFLICTED", "PENDING", "EffectQueue"]
+__all__ = ["BLOCKED", "CONFLICTED", "PENDING", "EffectQueue", "NewFile"]
 
 
 _GONE = (None, False, False)
 """What is known of an entry that there is not."""
+
+
+class NewFile(NamedTuple):
+    """A file that is complete and was never shown, under its only name."""
+
+    dentry: DentryRow
+    gen: int
+    size: int
+    """In bytes."""
 
 
 class _Copy(NamedTuple):
@@ -73,15 +82,13 @@ class EffectQueue(Replaced):
         size: int,
         *,
         symlink: bool = False,
-        fresh: bool = False,
     ) -> None:
         """The entry's content (`gen`) or, with None, its attributes, link or directory is complete.
 
-        Call inside a transaction. `size` in bytes; `fresh`: entry and content are new.
+        Call inside a transaction. `size` in bytes.
         """
         now = self._clock()
-        if not fresh:
-            self._revive(gen)
+        self._revive(gen)
         key = self.key_of(dentry, is_file=gen is not None)
         number = self._number()
         row = EffectRow(
@@ -108,6 +115,33 @@ class EffectQueue(Replaced):
             self._supersede(old, row, key, size)
         self._take_over(key, dentry.id, row, size)
         self._insert(row, key, size)
+
+    def publish_new(self, files: Sequence[NewFile]) -> None:
+        """Many files that nobody knew of before are complete, in this order. Inside a transaction.
+
+        As `publish`, each in its turn, which would look for much that there cannot be of them.
+        """
+        keys = [self.key_of(each.dentry, is_file=True) for each in files]
+        if not self._unpublish.keys().isdisjoint(keys):
+            for each in files:
+                self.publish(each.dentry, each.gen, each.size)
+            return
+        now, shown = self._clock(), self._meta.objects.shown_among(keys)
+        rows = [
+            self._row_of_new(each, self._class_of(key, each.size, new_key=key not in shown), now)
+            for key, each in zip(keys, files, strict=True)
+        ]
+        self._meta.effects.add_all(rows)
+        for row, key, each in zip(rows, keys, files, strict=True):
+            self._remember(row, key, each.size)
+        self._meta.db.after_commit(self.kick)
+
+    def _row_of_new(self, new: NewFile, klass: EffectClass, now: int) -> EffectRow:
+        number = self._number()
+        return EffectRow(
+            0, EffectKind.PUBLISH, new.dentry.id, new.gen, None, klass, number, number, PENDING,
+            None, now, now,
+        )  # fmt: skip
 
     def _shows(self, key: str) -> bool:
         known = self._meta.objects.get(key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cachefs.meta.database import Database
 from cachefs.meta.rows import EffectRow
 
@@ -33,48 +35,43 @@ class Effects:
     def add(self, row: EffectRow) -> int:
         """Insert; returns and stores the new number, which this process uses only once: an effect
         that is gone may still be in the flusher's hands."""
-        self._last += 1
-        row.id = self._last
-        self._db.execute(
-            f"INSERT INTO effect({_COLUMNS}) VALUES(?,?,?,?,?,?,?,?,?,?,?,?)",
-            (
-                row.id,
-                row.kind,
-                row.dentry,
-                row.gen,
-                row.key,
-                row.klass,
-                row.since,
-                row.end,
-                row.state,
-                row.error,
-                row.queued_ns,
-                row.first_ns,
-            ),
-        )
+        self.add_all([row])
         return row.id
+
+    def add_all(self, rows: Sequence[EffectRow]) -> None:
+        """The same with many."""
+        for row in rows:
+            self._last += 1
+            row.id = self._last
+        self._db.many(
+            f"INSERT INTO effect({_COLUMNS}) VALUES(?,?,?,?,?,?,?,?,?,?,?,?)", map(_values, rows)
+        )
 
     def save(self, row: EffectRow) -> None:
         """Write every column but the number back."""
         self._db.execute(
             'UPDATE effect SET kind=?,dentry=?,gen=?,key=?,class=?,since=?,"end"=?,state=?,'
             "error=?,queued_ns=?,first_ns=? WHERE id=?",
-            (
-                row.kind,
-                row.dentry,
-                row.gen,
-                row.key,
-                row.klass,
-                row.since,
-                row.end,
-                row.state,
-                row.error,
-                row.queued_ns,
-                row.first_ns,
-                row.id,
-            ),
+            (*_values(row)[1:], row.id),
         )
 
     def remove(self, effect: int) -> None:
         """It happened, or it never will."""
         self._db.execute("DELETE FROM effect WHERE id=?", (effect,))
+
+
+def _values(row: EffectRow) -> tuple[object, ...]:
+    return (
+        row.id,
+        row.kind,
+        row.dentry,
+        row.gen,
+        row.key,
+        row.klass,
+        row.since,
+        row.end,
+        row.state,
+        row.error,
+        row.queued_ns,
+        row.first_ns,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +45,14 @@ class Objects:
         marks = ",".join("?" * len(keys))
         rows = self._db.all(f"SELECT {_COLUMNS} FROM object WHERE key IN ({marks})", keys)
         return {row[0]: _row(row) for row in rows}
+
+    def shown_among(self, keys: Sequence[str]) -> set[str]:
+        """Those of some keys under which the bucket shows something, as far as is known."""
+        rows = self._db.all(
+            "SELECT key FROM object WHERE key IN (SELECT value FROM json_each(?)) AND etag<>''",
+            (json.dumps(keys),),
+        )
+        return {row[0] for row in rows}
 
     def any_below(self, prefix: str) -> bool:
         """Whether anything is known under a key that starts with `prefix`."""

@@ -59,6 +59,7 @@ _TELLTALES: tuple[tuple[str, str], ...] = (
     ("*-?????-of-?????.bin", "Hugging Face"),
     ("pytorch_model.bin.index.json", "Hugging Face"),
 )
+_ANY_TELLTALE = tuple(pattern for pattern, _ in _TELLTALES)
 _STEP = re.compile(r"step[=_-]?(\d+)")
 _NUMBER = re.compile(r"\d+")
 _TENSORFLOW_POINTER = re.compile(r'model_checkpoint_path: *"([^"]+)"')
@@ -181,6 +182,8 @@ def _by_orbax(path: str) -> _Found:
 
 
 def _by_telltale(path: str) -> _Found:
+    if not names.matches(_ANY_TELLTALE, path):
+        return None
     for pattern, framework in _TELLTALES:
         if names.matches((pattern,), path):
             return "/".join(path.split("/")[: -1 - pattern.count("/")]), framework

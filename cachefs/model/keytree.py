@@ -49,9 +49,7 @@ class KeyTree:
     def add(self, effect: Pending) -> None:
         """Enter ``effect`` at each of its places."""
         for path in paths_of(effect):
-            node = self._make(path)
-            node.effects.append(effect)
-            self._count(node, 1, effect.unordered)
+            self._make(path, effect.unordered).effects.append(effect)
 
     def discard(self, effect: Pending) -> None:
         """Take ``effect`` out; it must be the value that was added."""
@@ -60,7 +58,7 @@ class KeyTree:
             if node is None:
                 raise KeyError(path)
             node.effects.remove(effect)
-            self._count(node, -1, effect.unordered)
+            self._uncount(node, effect.unordered)
             self._prune(node)
 
     def at_or_above(self, path: str) -> Iterator[tuple[bool, Pending]]:
@@ -94,22 +92,26 @@ class KeyTree:
             node = node.children.get(part)
         return node
 
-    def _make(self, path: str) -> _Node:
+    def _make(self, path: str, loose: bool) -> _Node:
+        """The place of one more effect, which is counted there and above."""
         node = self._root
+        node.total += 1
+        node.loose += loose
         for part in path.split("/"):
             child = node.children.get(part)
             if child is None:
                 child = node.children[part] = _Node(node, part)
             node = child
+            node.total += 1
+            node.loose += loose
         return node
 
     @staticmethod
-    def _count(node: _Node, change: int, loose: bool) -> None:
+    def _uncount(node: _Node, loose: bool) -> None:
         at: _Node | None = node
         while at is not None:
-            at.total += change
-            if loose:
-                at.loose += change
+            at.total -= 1
+            at.loose -= loose
             at = at.parent
 
     @staticmethod

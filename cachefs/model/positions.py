@@ -47,11 +47,15 @@ class Positions:
     def add(self, position: Position) -> None:
         """Insert ``position``, which must not be in the set."""
         self._len += 1
-        chunk = max(self._chunk_of(position), 0)
         if not self._chunks:
             self._chunks.append([position])
             self._firsts.append(position)
             return
+        last = self._chunks[-1]
+        if position > last[-1] and len(last) < _CHUNK:
+            last.append(position)
+            return
+        chunk = max(self._chunk_of(position), 0)
         items = self._chunks[chunk]
         insort(items, position)
         self._firsts[chunk] = items[0]

@@ -20,7 +20,7 @@ from cachefs.cache.fresh import write_time
 from cachefs.cache.journal import CREATED, Journal, Record
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.failpoints import Change, Point, reach
-from cachefs.flush.queue import EffectQueue
+from cachefs.flush.queue import EffectQueue, NewFile
 from cachefs.meta import Meta
 from cachefs.meta.applied import current_request
 from cachefs.meta.rows import GenerationRow, InodeRow
@@ -223,9 +223,9 @@ class SmallFiles:
             )
             self._meta.inodes.add_all(map(_inode, files))
             self._meta.generations.add_all(_generation(each, now) for each in files)
-            for each in closed:
-                name = names[each.record.ino]
-                self._queue.publish(name, each.record.gen, each.size, fresh=True)
+            self._queue.publish_new(
+                [NewFile(names[each.record.ino], each.record.gen, each.size) for each in closed]
+            )
             for parent, time_ns in {
                 each.record.parent: each.record.time_ns for each in files
             }.items():

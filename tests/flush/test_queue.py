@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cachefs.flush.queue import BLOCKED, EffectQueue
+from cachefs.flush.queue import BLOCKED, EffectQueue, NewFile
 from cachefs.meta import Meta
 from cachefs.meta.rows import DentryRow, EffectRow, GenerationRow, InodeRow, ObjectRow
 from cachefs.model.effects import OrderRules
@@ -41,13 +42,23 @@ class Desk:
             self.meta.dentries.add(parent, name.encode(), ino), parent, name.encode(), ino
         )
 
-    def seal(self, entry: DentryRow, size: int = 5) -> int:
-        """New content of an entry is complete; its generation."""
+    def content(self, entry: DentryRow, size: int) -> int:
+        """A sealed generation of an entry."""
         row = GenerationRow(
             0, entry.ino, 0, 0, "sealed", "tracked", size, None, None, None, None, 0, 0, 0
         )
         gen = self.meta.generations.add(row)
         self.meta.inodes.set_gen(entry.ino, gen)
+        return gen
+
+    def new(self, name: str, size: int) -> NewFile:
+        """A file that the queue knows nothing of yet."""
+        entry = self.entry(name)
+        return NewFile(entry, self.content(entry, size), size)
+
+    def seal(self, entry: DentryRow, size: int = 5) -> int:
+        """New content of an entry is complete; its generation."""
+        gen = self.content(entry, size)
         with self.meta.transaction():
             self.queue.publish(entry, gen, size)
         return gen
@@ -244,6 +255,37 @@ def test_the_next_daemon_has_the_same_queue(desk: Desk) -> None:
     before = desk.pending(), desk.free(), desk.queue.next_number
     desk.queue = desk.open()
     assert (desk.pending(), desk.free(), desk.queue.next_number) == before
+
+
+NEW = ("gone", "model.bin", "config.json", "latest", "kept.tmp", "a.log", "shown")
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["unshown", "shown-before"])
+def test_many_new_files_are_queued_as_each_in_its_turn(tmp_path: Path, busy: bool) -> None:
+    """Those among them, too, whose names the bucket knows, or is to delete."""
+    seen = []
+    for way in ("one", "many"):
+        desk = Desk(tmp_path / way)
+        row = ObjectRow("shown", None, "etag", 5, None, None, None, None, 0)
+        desk.meta.objects.put(row)
+        desk.meta.objects.put(replace(row, key="config.json", etag=""))
+        if busy:
+            entry, _ = desk.saved("gone")
+            desk.show_all()
+            desk.remove(entry)
+        files = [desk.new(name, size) for size, name in enumerate(NEW, 57)]
+        with desk.meta.transaction():
+            if way == "many":
+                desk.queue.publish_new(files)
+            else:
+                for each in files:
+                    desk.queue.publish(each.dentry, each.gen, each.size)
+        lines = desk.pending(), desk.free(), desk.queue.next_number
+        seen.append((lines, desk.meta.effects.all(), list(desk.queue.effects.values())))
+        desk.queue = desk.open()
+        assert (desk.pending(), desk.free(), desk.queue.next_number) == lines
+        desk.meta.close()
+    assert seen[0] == seen[1]
 
 
 def test_a_rollback_takes_back_what_was_queued(desk: Desk) -> None:
