@@ -162,7 +162,8 @@ CREATE INDEX span_gen ON span (gen);
 CREATE TABLE warm (
     dentry   INTEGER PRIMARY KEY,   -- whose content the copy shows
     path     TEXT NOT NULL,         -- where it is, below tiers.warm
-    gen      INTEGER NOT NULL,      -- generation whose bytes it has; 0: a symlink
+    gen      INTEGER NOT NULL,      -- generation whose bytes it has; 0: a symlink; negative: those
+                                    -- that it had before it was written to again
     size     INTEGER NOT NULL,
     mtime_ns INTEGER NOT NULL,      -- as the filesystem stored it: whoever touches it is found out
     state    INTEGER NOT NULL DEFAULT 0 -- 0: it is there; 1: removed by retention; 2: lacking, to be

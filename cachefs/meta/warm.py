@@ -91,6 +91,11 @@ class MemberRow:
     state: int | None
 
 
+def outdated(gen: int) -> int:
+    """What stands for the bytes that a generation had before it was written to again."""
+    return -gen
+
+
 class WarmCopies:
     """The `warm` table."""
 
@@ -162,6 +167,10 @@ class WarmCopies:
     def hand_on(self, gen: int, to: int) -> None:
         """Generation `to` has the same bytes as `gen`, which has left the cache."""
         self._db.execute("UPDATE warm SET gen=? WHERE gen=?", (to, gen))
+
+    def outdate(self, gen: int) -> None:
+        """Generation `gen` is written to again: its copies have the bytes of none that there is."""
+        self._db.execute("UPDATE warm SET gen=? WHERE gen=?", (outdated(gen), gen))
 
     def put(self, row: WarmRow) -> None:
         """Insert or replace a name's row."""

@@ -104,7 +104,14 @@ class Stager:
         entry = self._meta.dentries.by_id(wanted.dentry)
         if gen is None or entry is None or entry.ino != wanted.ino:
             return False
-        return (gen.gen, gen.file, gen.device) == (wanted.gen, wanted.file, wanted.device)
+        as_planned = (gen.gen, gen.file, gen.device) == (wanted.gen, wanted.file, wanted.device)
+        return as_planned and not self.is_rewritten(wanted)
+
+    def is_rewritten(self, wanted: WantedRow) -> bool:
+        """Whether the generation of the plan has been written to since: it may be the same one with
+        other bytes."""
+        gen = self._meta.generations.get(wanted.gen)
+        return gen is not None and (gen.sealed_ns or 0) != wanted.ended_ns
 
     # -- signs --------------------------------------------------------------------------------
 

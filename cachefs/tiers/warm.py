@@ -36,7 +36,7 @@ from cachefs.cache.warmdir import WarmDirectory
 from cachefs.errors import CacheError
 from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow
-from cachefs.meta.warm import WarmRow, WarmState
+from cachefs.meta.warm import WarmRow, WarmState, outdated
 from cachefs.tiers.complete import Complete, Sign
 from cachefs.tiers.plan import Copy, Plan, Planner, shown
 from cachefs.tiers.staging import Stager
@@ -318,7 +318,9 @@ class WarmTier:
         leaving = frozenset(row.path for row in plan.leaving)
         rows = await trio.to_thread.run_sync(self._show_all, copies, leaving)
         with self._meta.transaction():
-            for row in rows:
+            for row, copy in zip(rows, copies, strict=True):
+                if self.stager.is_rewritten(copy.wanted):
+                    row.gen = outdated(row.gen)
                 self._meta.warm.put(row)
         for row in rows:
             self.on_copied(row.size)

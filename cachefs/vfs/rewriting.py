@@ -112,6 +112,7 @@ class Rewriter:
         gen = opened.gen
         gen.state, gen.dirty, gen.error, gen.crc64 = GenState.OPEN, None, None, None
         gen.synced = 0
+        self._meta.warm.outdate(gen.gen)
         self._meta.generations.save(gen)
         self._meta.uploads.disown_all(gen.gen)
         reach(Point.REOPEN_AFTER_SAVE)
@@ -256,6 +257,7 @@ class Rewriter:
             gen.synced = 0
             self._meta.generations.save(gen)
             self._meta.uploads.disown_all(gen.gen)
+            self._meta.warm.outdate(gen.gen)
         self._begun(opened, gen, None)
         await self._sync_meta()
         reach(Point.MERGE_AFTER_SYNC)

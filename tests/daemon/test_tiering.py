@@ -38,6 +38,51 @@ async def test_only_copies_as_written_are_removed(warm: Warm) -> None:
     assert not await warm.round()
 
 
+async def rewrite(warm: Warm, text: bytes) -> None:
+    """In the cache file that it has, for it is too large to be kept as it was."""
+    fh = await warm.lab.open("f.bin", os.O_RDWR)
+    await warm.lab.put(fh, text)
+    warm.lab.close(fh)
+
+
+@in_tier("cache.preserve_limit=1")
+async def test_what_was_rewritten_in_place_is_copied_again(warm: Warm) -> None:
+    """Before the store had it: what is read of it then is what was written last."""
+    await warm.write("f.bin", "first")
+    await warm.settle()
+    assert warm.shown() == {"f.bin": "first"}
+    ino = warm.lab.services.meta.dentries.get(ROOT, b"f.bin").ino  # type: ignore[union-attr]
+    await rewrite(warm, b"again")
+    now = warm.lab.services.meta.generations.current(ino)
+    assert now is not None
+    assert not warm.tier.has(now.gen), "that copy is of other bytes"
+    await warm.lab.wait()
+    warm.lab.parts.eviction.is_needed = lambda row: False
+    assert (await warm.lab.ask("evict", paths=["f.bin"]))["files"] == 1
+    assert await warm.read("f.bin") == b"again"
+    await warm.settle()
+    assert warm.shown() == {"f.bin": "again"}
+
+
+@in_tier("cache.preserve_limit=1", flusher=False)
+async def test_what_is_rewritten_while_it_is_copied(warm: Warm) -> None:
+    """Of the bytes before there is a copy for a while; it counts for nothing."""
+    await warm.write("f.bin", "first")
+    show, written = warm.tier.directory.show, threading.Event()
+
+    def late(*words: Any) -> int:
+        trio.from_thread.run(rewrite, warm, b"again")
+        written.set()
+        return show(*words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm.tier.directory, "show", late)
+        await warm.round()
+    assert written.is_set()
+    await warm.settle()
+    assert warm.shown() == {"f.bin": "again"}
+
+
 @in_tier(flusher=False)
 async def test_what_is_not_found_while_the_filesystem_is_away_is_not_forgotten(warm: Warm) -> None:
     for name in ("a", "b"):
