@@ -116,15 +116,32 @@ def _taken(mountpoint: str) -> MountError:
 
 
 def daemon_of(mountpoint: str) -> int:
-    """The pid of the daemon that serves (or drains) a mountpoint; 0 when none lives."""
+    """The pid of the daemon that serves (or drains) a mountpoint; 0 when none lives.
+
+    The run file may name the one before it: whoever was to write it was killed just then.
+    """
     run = runfiles.read(mountpoint)
-    if run is None:
-        return 0
+    if run is not None and _is_daemon(run.pid, mountpoint):
+        return run.pid
+    pids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
+    return next((pid for pid in pids if _is_daemon(pid, mountpoint) and _serves_here(pid)), 0)
+
+
+def _is_daemon(pid: int, mountpoint: str) -> bool:
     try:
-        words = Path(f"/proc/{run.pid}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return 0
-    return run.pid if b"--mountpoint" in words and os.fsencode(mountpoint) in words else 0
+        return False
+    return b"--mountpoint" in words and os.fsencode(mountpoint) in words
+
+
+def _serves_here(pid: int) -> bool:
+    """Not one in reserve, one that only rehearses, or one of a container with the same paths."""
+    try:
+        TapState.descriptors_of(pid)
+        return os.path.samefile(f"/proc/{pid}/ns/mnt", "/proc/self/ns/mnt")
+    except (OSError, KeyError):
+        return False
 
 
 def clear(mountpoint: str, settings: Settings, daemon_module: str) -> Connection | None:

@@ -24,12 +24,16 @@ def upgrade(mountpoint: Annotated[str, typer.Argument(help="Where it is mounted.
     found = target.find(mountpoint)
     if not found.is_mount:
         raise UsageError(f"{mountpoint} is inside of a mount, not a mountpoint")
-    if not claim.is_supervised(found.mountpoint):
-        hint = f"`cachefs mount` with the same store and cache replaces it: {found.mountpoint}"
-        raise MountError("its supervisor is gone, so nobody would start the new daemon", hint=hint)
+    _require_supervisor(found)
     target.ask(found, "upgrade", {}, patience=PATIENCE)
     new = _successor(found)
     print(f"{found.mountpoint}: pid {new.run.pid} took over from pid {found.run.pid}")
+
+
+def _require_supervisor(found: target.Target) -> None:
+    if not claim.is_supervised(found.mountpoint):
+        hint = f"`cachefs mount` with the same store and cache replaces it: {found.mountpoint}"
+        raise MountError("its supervisor is gone, so nobody would start the new daemon", hint=hint)
 
 
 def _successor(old: target.Target) -> target.Target:
@@ -44,6 +48,7 @@ def _successor(old: target.Target) -> target.Target:
             left = max(1.0, deadline - time.monotonic())
             target.ask(new, "status", {}, patience=left)
             return new
+        _require_supervisor(old)
         time.sleep(0.02)
     see = f"see {old.run.log}" if old.run.log else ""
     raise MountError(f"{old.mountpoint}: no new daemon within {PATIENCE:g} s", hint=see)

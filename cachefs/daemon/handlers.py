@@ -149,13 +149,22 @@ class _Handlers:
                 "this mount cannot be handed on: takeover is off, or kernel or libfuse lack it",
                 hint="unmount and mount again",
             )
-        if args.get("rehearse", True) and (why := await self._services.objection()):
+        if args.get("rehearse", True):
+            await self._rehearse()
+        self._end("upgrade")
+        return {}
+
+    async def _rehearse(self) -> None:
+        if why := await self._services.objection():
             raise MountError(
                 f"the code that is installed now cannot take this mount over: {why}",
                 hint="nothing has changed; once that is mended try again, or unmount and mount",
             )
-        self._end("upgrade")
-        return {}
+        if not self._services.is_supervised():  # That took seconds. It is killed without a word.
+            raise MountError(
+                "its supervisor has just ended, so nobody would start the new daemon",
+                hint="it serves on; `cachefs mount` with the same store and cache replaces it",
+            )
 
     def _end(self, reason: str) -> None:
         async def soon() -> None:

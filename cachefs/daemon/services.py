@@ -90,6 +90,8 @@ class Services:
     """Kernel requests by name since this daemon started; empty where nobody counts them."""
     can_upgrade: Callable[[], bool] = lambda: True
     """Whether another daemon could go on with the connection."""
+    is_supervised: Callable[[], bool] = lambda: True
+    """Whether who started this daemon lives, and would start another."""
     objection: Callable[[], Awaitable[str]] = _no_objection
     """Why the code that is installed now could not go on with it; empty if it could."""
     pacer_rate: Callable[[], float] = lambda: 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from cachefs.fuse import kernelmount
 from cachefs.observe import runfiles
 from cachefs.supervised import TapState
 from tests.support.client import Client
-from tests.support.mounts import CHECKOUT, Mount, MountFactory, ended, poll
+from tests.support.mounts import CHECKOUT, Mount, MountFactory, ended, poll, run_file
 
 pytestmark = [pytest.mark.real_starts, pytest.mark.slow]
 KILLED = ("ended unexpectedly", "taken over", "takeover")
@@ -90,6 +92,13 @@ def family(pid: int) -> list[int]:
             for child in (task / "children").read_text().split():
                 found += [int(child), *family(int(child))]
     return found
+
+
+def words_of(pid: int) -> list[bytes]:
+    """The command line of a process; nothing once it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
 
 
 @pytest.fixture
@@ -313,6 +322,42 @@ def test_killed_supervisor_is_replaced_by_a_fresh_mount(mount: Mount, client: Cl
     assert mount.daemon_pid != old
     size, _ = writer.result(30)
     assert (mount.path / "stream.bin").stat().st_size == size
+
+
+@pytest.mark.either_lane
+def test_supervisor_killed_before_it_told_of_the_next_daemon(mount: Mount) -> None:
+    """The run file still names the one that died: the fresh mount finds its successor all the same,
+    and neither covers it nor ends what it serves."""
+    told = run_file(mount.path)
+    before = told.read_text()
+    with (mount.path / "f").open("wb", buffering=0) as file:
+        file.write(b"one ")
+        mount.took_over(mount.kill_daemon())
+        os.kill(mount.supervisor_pid, signal.SIGKILL)
+        assert ended([mount.supervisor_pid], 5)
+        told.write_text(before)
+        mount_again(mount)
+        file.write(b"two")
+    assert (mount.path / "f").read_bytes() == b"one two"
+
+
+@pytest.mark.either_lane
+def test_supervisor_killed_while_an_upgrade_is_rehearsed(mount: Mount) -> None:
+    """Nobody would start the new daemon: the old one stays."""
+    old = mount.daemon_pid
+    with subprocess.Popen(
+        [sys.executable, "-m", "cachefs", "upgrade", str(mount.path)],
+        env=mount.env, stderr=subprocess.PIPE, text=True,
+    ) as upgrade:  # fmt: skip
+        poll(lambda: any(b"--rehearsal" in words_of(pid) for pid in family(old)), 30)
+        os.kill(mount.supervisor_pid, signal.SIGKILL)
+        said = upgrade.communicate(timeout=40)[1]
+    assert upgrade.returncode == 1
+    assert "its supervisor has just ended" in said
+    (mount.path / "f").write_bytes(b"served on")
+    assert mount.status()["pid"] == old
+    mount_again(mount)
+    assert (mount.path / "f").read_bytes() == b"served on"
 
 
 def test_everything_killed_then_a_fresh_mount(mount: Mount, dir_store: Any) -> None:
