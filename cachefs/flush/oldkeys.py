@@ -44,7 +44,17 @@ class OldKeys(PendingEffects):
         if known is not None:
             known.dentry = None
             self._meta.objects.put(known)
-        self._queue_unpublish(key, None, self._number())
+        self._queue_unpublish(key, None, self._number_of_deletion(key))
+
+    def _number_of_deletion(self, key: str, after: int = 0) -> int:
+        """For a key that came to be shown when it was no entry's any more; `after`: what it is
+        copied to has that number.
+
+        If the name has become a directory since, or the directory a file, the key stands in the
+        way: a store of files holds only one of them. Then it goes before what is to come.
+        """
+        first = min((each.end for each in self._order.in_conflict(key)), default=None)
+        return self._number() if first is None else max(after, first - 1)
 
     def _taker(self, key: str, going: int | None = None) -> DentryRow | None:
         """The entry that has a name which was handed on to it: no deletion of it is pending."""

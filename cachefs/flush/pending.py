@@ -273,6 +273,11 @@ class PendingEffects:
         """True while the flusher works on it."""
         return effect in self._busy
 
+    def may_show(self, dentry: int) -> bool:
+        """Whether the bucket shows something of an entry, or may in a moment."""
+        busy = any(row.id in self._busy for row in self.of_dentry(dentry))
+        return busy or bool(self._meta.objects.of_dentry(dentry))
+
     def blockers(self, effect: int, limit: int | None = None) -> list[EffectRow]:
         """The effects that this one waits for directly, the first `limit` of them."""
         found = self._order.blockers(effect, limit)
@@ -354,7 +359,7 @@ class PendingEffects:
         return (row for row in rows if not self._is_gated(row))
 
     def _is_gated(self, row: EffectRow) -> bool:
-        if self._order.get(row.id).key in self.under_way:
+        if self.under_way.is_near(self._order.get(row.id).key):
             return True
         if row.gen is not None and self.holds_back(row.gen):
             return True

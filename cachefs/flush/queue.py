@@ -251,10 +251,12 @@ class EffectQueue(Replaced):
         markers = [copy for copy in copies if copy.klass == EffectClass.BARRIER]
         self._renumber(named, copies=markers, place=place)
         if left_behind:
-            number = self._number()
+            last = self._number()
             for key, dentry_id in left_behind:
                 if self._taker(key, going) is None:
-                    self._queue_unpublish(key, dentry_id, number)
+                    late = place is not None
+                    end = self._number_of_deletion(key, number) if late else last
+                    self._queue_unpublish(key, dentry_id, end)
 
     def _below(self, moved: DentryRow) -> list[int]:
         inode = self._meta.inodes.get(moved.ino)
@@ -403,7 +405,7 @@ class EffectQueue(Replaced):
             if effect.id in self.effects:
                 self._drop(effect)
             if dentry is None:
-                self._queue_unpublish(row.key, None, self._number())
+                self._queue_unpublish(row.key, None, self._number_of_deletion(row.key))
             elif self.key_of(dentry) == row.key:
                 self._cancel_unpublish(row.key, dentry.id)
             elif outdated:
@@ -438,7 +440,8 @@ class EffectQueue(Replaced):
         """
         if goes_on:
             self._copy_in_passing(effect, row.key)
-        self._queue_unpublish(row.key, dentry.id, self._number())
+        number = self._number_of_deletion(row.key, effect.end)
+        self._queue_unpublish(row.key, dentry.id, number)
         self._inherit(dentry.id, effect.since)
 
     def relocated(self, effect: EffectRow, source: str, row: ObjectRow) -> None:

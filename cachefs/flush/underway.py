@@ -29,23 +29,42 @@ class UnderWay:
     def __init__(self, on_answered: Callable[[], None]) -> None:
         """`on_answered` is called when the last one of a key is over."""
         self._counts: Counter[str] = Counter()
+        self._above: Counter[str] = Counter()
         self._on_answered = on_answered
 
     def __contains__(self, key: str) -> bool:
         return key in self._counts
+
+    def is_near(self, key: str) -> bool:
+        """Whether there is one of the key, or of one above or below it: a store of files can hold
+        only one of a file and what is below its name."""
+        if not self._counts:
+            return False
+        return key in self or self._above[key] > 0 or any(each in self for each in _above(key))
 
     @contextmanager
     def sending(self, key: str) -> Iterator[None]:
         """Around a request. Whoever waits runs only at the caller's next await: until then there
         is time to record the answer."""
         self._counts[key] += 1
+        self._above.update(_above(key))
         try:
             yield
         finally:
+            self._above.subtract(_above(key))
             self._counts[key] -= 1
             if not self._counts[key]:
                 del self._counts[key]
+                self._above += Counter()  # without the zeros
                 self._on_answered()
+
+
+def _above(key: str) -> Iterator[str]:
+    """The names of the directories that a key is in."""
+    at = key.find("/")
+    while at >= 0:
+        yield key[:at]
+        at = key.find("/", at + 1)
 
 
 class Doubts:

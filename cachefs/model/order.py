@@ -319,6 +319,16 @@ class EffectOrder:
         """Return the effects in line that write, delete or copy from a key."""
         return [each for exact, each in self._tree.at_or_above(key.strip("/")) if exact]
 
+    def in_conflict(self, key: str) -> Iterator[Pending]:
+        """Yield what shows something that a store of files cannot hold beside a key: a file and
+        what is below its name exclude each other."""
+        path, marks = key.strip("/"), key.endswith("/")
+        for exact, each in self._tree.at_or_above(path):
+            if each.kind is not EffectKind.UNPUBLISH and is_marker(each) is (exact and not marks):
+                yield each
+        if not marks:
+            yield from (e for e in self._tree.below(path) if e.kind is not EffectKind.UNPUBLISH)
+
     def is_awaited_by_key(self, effect_id: int) -> bool:
         """Return whether a later effect on its key, or above or below it, waits for this one."""
         effect = self._pending[effect_id]

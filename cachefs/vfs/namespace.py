@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cachefs.errors import StoreError
@@ -469,12 +469,12 @@ class Namespace(Attributes):
     def _check_exchange(
         self, one: DentryRow, other: DentryRow, rows: tuple[InodeRow, InodeRow]
     ) -> None:
-        pairs: Iterable[tuple[DentryRow, DentryRow, InodeRow]] = (
-            (one, other, rows[0]),
-            (other, one, rows[1]),
-        )
-        for moved, place, row in pairs:
-            is_dir = stat.S_ISDIR(row.mode)
+        directories = [stat.S_ISDIR(row.mode) for row in rows]
+        pairs = ((one, other, rows[0]), (other, one, rows[1]))
+        for (moved, place, row), is_dir in zip(pairs, directories, strict=True):
+            if not is_dir and any(directories) and self._queue.may_show(moved.id):
+                # A store of files could show what is below the name only once the file has gone.
+                raise OSError(errno.EINVAL, "what the bucket holds cannot be exchanged")
             if is_dir and self._meta.dentries.is_below(place.parent, moved.ino):
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             below = self._meta.dentries.longest_below(moved.ino) if is_dir else 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import trio
 
 from cachefs.errors import Refused
+from cachefs.vfs.attributes import ROOT
+from cachefs.vfs.namespace import RENAME_EXCHANGE
 from tests.daemon.lab import Lab, in_lab, until
 
 
@@ -151,3 +154,75 @@ async def test_a_name_removed_before_it_is_shown(lab: Lab) -> None:
         await lab.remove("a.bin")
         await lab.wait(timeout=10)
         assert lab.bucket.keys() == []
+
+
+async def _going_out(lab: Lab) -> None:
+    """Its object is about to appear under `foo`, whatever becomes of the file."""
+    await lab.write("foo", b"a file")
+    lab.bucket.hold("put")
+    lab.services.queue.hurry(lab.services.queue.effects)
+    await until(lambda: lab.bucket.waiting == 1)
+
+
+async def _becomes_a_directory(lab: Lab) -> None:
+    await lab.folder("foo")
+    await lab.write("foo/bar", b"below")
+    lab.services.queue.hurry(lab.services.queue.effects)
+    lab.bucket.let_go()
+    with trio.fail_after(5):
+        await lab.wait()
+    assert lab.bucket.get("foo/bar") == b"below"
+
+
+@in_lab()
+async def test_a_directory_where_a_removed_file_still_goes_out(lab: Lab) -> None:
+    """A store of files can hold only one of them: the file has to go first."""
+    await _going_out(lab)
+    await lab.remove("foo")
+    await _becomes_a_directory(lab)
+    assert lab.bucket.keys() == ["foo/bar"]
+
+
+@in_lab()
+async def test_a_directory_where_a_renamed_file_still_goes_out(lab: Lab) -> None:
+    await _going_out(lab)
+    await lab.rename("foo", "moved")
+    await _becomes_a_directory(lab)
+    assert lab.bucket.keys() == ["foo/bar", "moved"]
+    assert lab.bucket.get("moved") == b"a file"
+
+
+@in_lab()
+async def test_a_file_where_a_removed_one_below_still_goes_out(lab: Lab) -> None:
+    lab.bucket.hold("put")
+    await lab.write("foo/bar", b"below")
+    lab.services.queue.hurry(lab.services.queue.effects)
+    await until(lambda: lab.bucket.waiting == 1)
+    await lab.remove("foo/bar")
+    await lab.remove("foo")
+    await lab.write("foo", b"a file")
+    lab.services.queue.hurry(lab.services.queue.effects)
+    lab.bucket.let_go()
+    with trio.fail_after(5):
+        await lab.wait()
+    assert lab.bucket.keys() == ["foo"]
+    assert lab.bucket.get("foo") == b"a file"
+
+
+@in_lab()
+async def test_a_file_that_is_shown_does_not_change_places_with_a_directory(lab: Lab) -> None:
+    """It is refused, or done: never half done for ever."""
+    await lab.write("a", b"a file")
+    await lab.wait()
+    await lab.write("d/in", b"below")
+    expected = {"a": b"a file", "d/in": b"below"}
+    try:
+        lab.services.namespace.rename(ROOT, b"a", ROOT, b"d", RENAME_EXCHANGE)
+    except OSError as error:
+        assert error.errno == errno.EINVAL
+    else:
+        expected = {"d": b"a file", "a/in": b"below"}
+    with trio.fail_after(5):
+        await lab.wait()
+    shown = lab.bucket.keys()
+    assert {key: lab.bucket.get(key) for key in shown} == expected
