@@ -160,7 +160,7 @@ class _Handlers:
                 f"the code that is installed now cannot take this mount over: {why}",
                 hint="nothing has changed; once that is mended try again, or unmount and mount",
             )
-        if not self._services.is_supervised():  # That took seconds. It is killed without a word.
+        if os.getppid() != self._services.parent:  # It was killed meanwhile: that took seconds.
             raise MountError(
                 "its supervisor has just ended, so nobody would start the new daemon",
                 hint="it serves on; `cachefs mount` with the same store and cache replaces it",

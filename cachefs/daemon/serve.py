@@ -76,7 +76,6 @@ class Server:
         self._settings = arguments.settings
         self._report = report
         self._started_at = time.monotonic()
-        self._parent = os.getppid()
         self._metrics = Metrics()
         self._stop = trio.Event()
         self._reason = ""
@@ -293,7 +292,6 @@ class Server:
             restraint=parts.restraint,
             tiering=parts.tiering,
             can_upgrade=lambda: tap is not None and tap.takeover_possible,
-            is_supervised=lambda: os.getppid() == self._parent,
             objection=self._objection,
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
@@ -90,8 +91,8 @@ class Services:
     """Kernel requests by name since this daemon started; empty where nobody counts them."""
     can_upgrade: Callable[[], bool] = lambda: True
     """Whether another daemon could go on with the connection."""
-    is_supervised: Callable[[], bool] = lambda: True
-    """Whether who started this daemon lives, and would start another."""
+    parent: int = field(default_factory=os.getppid)
+    """Who started this daemon, and would start another."""
     objection: Callable[[], Awaitable[str]] = _no_objection
     """Why the code that is installed now could not go on with it; empty if it could."""
     pacer_rate: Callable[[], float] = lambda: 0.0
