@@ -41,6 +41,7 @@ from cachefs.flush.recovery import Recovery
 from cachefs.fuse.lanes import PassthroughLanes
 from cachefs.fuse.tap import Tap
 from cachefs.meta import Meta
+from cachefs.meta.room import room
 from cachefs.model import names
 from cachefs.model.effects import OrderRules, is_unordered
 from cachefs.model.pacer import PacerRules
@@ -176,6 +177,7 @@ def compose(
         tiering = Tiering(settings, meta, devices, queue, metrics, complete)
     sync_meta = MetaSync(meta, lasting=lasting)
     client.before_change = sync_meta
+    client.before_part = partial(room, meta.db)
     meta.db.on_full = storage.make_room
     sizes = Sizes(meta)
     lanes, announce = _lanes(settings, ledgers, sizes, tap, metrics)

@@ -8,6 +8,7 @@ represented by an `AbsentDevice`: what only that one has is reported, everything
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -237,10 +238,10 @@ def open_meta(
 
 
 def _unreadable(path: Path, error: Exception) -> CacheError:
-    return CacheError(
-        f"the metadata database {path} cannot be opened: {error}",
-        hint="nothing was changed; see the free space and the health of that disk",
-    )
+    busy = isinstance(error, OSError) and error.errno == errno.EBUSY
+    what = "end that program" if busy else "see the free space and the health of that disk"
+    told = f"the metadata database {path} cannot be opened: {error}"
+    return CacheError(told, hint=f"nothing was changed; {what}")
 
 
 # -- which device is which ------------------------------------------------------------------------

@@ -27,6 +27,7 @@ MAX_THROTTLED_DELAY = 1.0
 
 _RECORDED_FIRST = {"put", "copy", "complete_upload", "create_upload", "delete"}
 """What changes the store: after a power cut the database must know of it. Parts need no record."""
+_PARTS = {"upload_part", "copy_part"}
 _KEYS = ("key", "src", "dst", "prefix")
 
 
@@ -76,6 +77,8 @@ class StoreClient:
         """Awaited before each request that changes the store: makes every commit so far survive a
         power cut. Else the store could be ahead of a database that went back in time: an object
         that is not known to be ours, or a name whose object was deleted. OSError."""
+        self.before_part: Callable[[], Awaitable[None]] = _nothing
+        """Awaited before each part: until there is room for its record, which waits for nobody."""
 
     def turn(self, key: str, sends: int = 0) -> AbstractAsyncContextManager[None]:
         """Wait for a request's turn; `send` it within. `sends`: bytes that go out with it."""
@@ -99,6 +102,8 @@ class StoreClient:
             raise Refused(self.barred)
         if method in _RECORDED_FIRST:
             await self.before_change()
+        elif method in _PARTS:
+            await self.before_part()
         started = time.monotonic()
         failpoints.before_request(method)
         try:
@@ -167,7 +172,7 @@ class StoreClient:
 
 
 async def _nothing() -> None:
-    """No power is ever cut."""
+    """No power is ever cut, and there always is room."""
 
 
 def delay(attempt: int, error: StoreError) -> float:

@@ -60,6 +60,8 @@ _SWEEP = 60.0
 _OUTAGE_FIRST, _OUTAGE_MAX = 0.2, 5.0
 _IDLE = 30.0
 """Seconds after which the queue is looked at even if nobody called."""
+_CROWDED = 0.1
+"""Seconds between looks at whether commits have room again."""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ class Flusher:
         async with trio.open_nursery() as nursery:
             while True:
                 began = time.monotonic()
-                wait = self._start_due(nursery) if not self.paused else _IDLE
+                wait = self._look(nursery)
                 cost = time.monotonic() - began
                 with trio.move_on_after(wait):
                     await self._queue.changed()
@@ -143,6 +145,13 @@ class Flusher:
         self._prepared &= self._queue.effects.keys()
 
     # -- what is due --------------------------------------------------------------------------
+
+    def _look(self, nursery: trio.Nursery) -> float:
+        """Start what may be; returns seconds until the next look. Nothing is begun while there is
+        no room to record it without waiting for the disk."""
+        if self.paused:
+            return _IDLE
+        return _CROWDED if self._meta.db.crowded else self._start_due(nursery)
 
     def _start_due(self, nursery: trio.Nursery) -> float:
         """Start what is due; returns seconds until the next effect is."""

@@ -16,16 +16,13 @@ from typing import Any, TypeVar
 
 import pyfuse3
 import structlog
-import trio
 
 from cachefs.errors import CachefsError
 from cachefs.fuse import failpoints
 from cachefs.meta.applied import current_request
-from cachefs.meta.database import Database, disk_error, is_broken
+from cachefs.meta.database import disk_error, is_broken
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
-
-_CROWDED_PAUSE = 0.05
 
 log = structlog.get_logger("cachefs.fuse")
 
@@ -68,14 +65,6 @@ def _tell(op: str, error: Exception, expected: bool) -> None:
         log.error("the metadata database is damaged", op=op, reason=reason)
     elif isinstance(error, sqlite3.Error):
         log.error("the metadata database cannot be written", op=op, reason=str(error))
-
-
-async def room(database: Database) -> None:
-    """Return once more may be committed without waiting for the disk: at once, as a rule."""
-    while True:
-        if not database.crowded:
-            return
-        await trio.sleep(_CROWDED_PAUSE)
 
 
 def once(handler: Handler) -> Handler:

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import pyfuse3
 
-from cachefs.fuse.guard import RequestObserver, guarded, once, room
+from cachefs.fuse.guard import RequestObserver, guarded, once
 from cachefs.fuse.listings import Listings
 from cachefs.meta import Meta
+from cachefs.meta.room import room
 from cachefs.meta.rows import InodeRow
 from cachefs.model.objectmeta import XATTR_LIMIT, encode_xattrs
 from cachefs.vfs.askers import Askers

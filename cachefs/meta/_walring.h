@@ -62,10 +62,10 @@ struct log {
     pthread_t worker;
     bool running, stop, behind;
     bool writing;  /* the worker is in a system call */
-    const unsigned char *copy; /* what the file begins with, while that is written once more: the
-                                * worker waits, and the file is not to be read there; else NULL */
-    uint64_t copied;           /* how many bytes */
-    uint64_t renewals;         /* so far */
+    bool renewing;             /* what the file has is written once more: the worker waits */
+    const unsigned char *copy; /* of that, meanwhile; the file is not to be read there. Else NULL */
+    uint64_t copied;           /* bytes of it */
+    uint64_t renewals;         /* how many began */
 
     pthread_mutex_t syncing;    /* guards what follows; held for each sync of the file */
     uint64_t failures, trusted; /* syncs that failed; up to which one all was written anew */

@@ -118,8 +118,6 @@ static int renew(struct log *log, const unsigned char *bytes, uint64_t count)
 {
     int error, attempt;
 
-    if (!equals(log->fd, bytes, WAL_HEADER))
-        return EAGAIN;
     for (attempt = 0; attempt < ATTEMPTS; attempt++) {
         error = write_all(log->fd, bytes, count, 0);
         if (!error && fdatasync(log->fd))
@@ -133,22 +131,33 @@ static int renew(struct log *log, const unsigned char *bytes, uint64_t count)
     return EIO;
 }
 
-/* Write what the file begins with once more, until it is on the disk. EAGAIN: it has another header
- * by now. */
-int ring_renew(struct log *log, const unsigned char *bytes, uint64_t count)
+static void set_copy(struct log *log, const unsigned char *bytes, uint64_t count)
 {
-    int error;
-
     pthread_mutex_lock(&log->lock);
-    while (log->writing || log->copy)
-        pthread_cond_wait(&log->progress, &log->lock);
     log->copy = bytes;
     log->copied = count;
     STORE(log->renewals, log->renewals + 1);
     pthread_mutex_unlock(&log->lock);
-    error = renew(log, bytes, count);
+}
+
+/* Write what the file begins with once more, until it is on the disk. EAGAIN: it has another header
+ * by now. */
+int ring_renew(struct log *log, const unsigned char *bytes, uint64_t count)
+{
+    int error = EAGAIN;
+
     pthread_mutex_lock(&log->lock);
-    log->copy = NULL;
+    while (log->writing || log->renewing)
+        pthread_cond_wait(&log->progress, &log->lock);
+    log->renewing = true;
+    pthread_mutex_unlock(&log->lock);
+    if (equals(log->fd, bytes, WAL_HEADER)) {
+        set_copy(log, bytes, count);
+        error = renew(log, bytes, count);
+        set_copy(log, NULL, 0);
+    }
+    pthread_mutex_lock(&log->lock);
+    log->renewing = false;
     pthread_cond_signal(&log->work);
     pthread_cond_broadcast(&log->progress);
     pthread_mutex_unlock(&log->lock);

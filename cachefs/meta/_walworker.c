@@ -86,7 +86,7 @@ static void *work(void *given)
         if (nothing_published(log)) {
             caught_up(log);
             pthread_cond_wait(&log->work, &log->lock);
-        } else if (log->copy) {
+        } else if (log->renewing) {
             pthread_cond_wait(&log->work, &log->lock);
         } else if (log->error) {
             int64_t when = ring_now() + RETRY;

@@ -29,6 +29,7 @@ from cachefs.errors import CachefsError
 from cachefs.failpoints import Point, reach
 from cachefs.meta import ring, wal
 from cachefs.meta.deferral import NO_LAG, PATIENCE, Deferral, Lag, defer
+from cachefs.meta.fence import Fence, fenced_schema
 from cachefs.meta.logsync import LogSync, PlainLog, settle_closed
 
 SCHEMA_VERSION = 3
@@ -101,14 +102,13 @@ class Database:
         nothing was changed.
         """
         self.path = path
-        left = ring.recover(path)
+        left = _bring_to_disk(path)
         self.note = left.note
         """What became of commits that a dead daemon left in memory; empty: all is well."""
         self.deferral: Deferral | None = None
         self.undeferred = "no memory is given to them"
         """Why commits wait for the disk, if they do."""
         try:
-            settle_closed(path)
             log = self._look_first(path, may_create)
             if memory is not None:
                 self._defer(left, memory, patience)
@@ -137,7 +137,7 @@ class Database:
         return log
 
     def _defer(self, left: ring.Left, memory: Path, patience: float) -> None:
-        found = defer(self.path, left, memory, patience)
+        found = defer(self.path, left, memory, patience, SCHEMA_VERSION)
         if isinstance(found, str):
             self.undeferred = found
         else:
@@ -348,6 +348,22 @@ class Database:
         return _connect(self.path, self.deferral.vfs if self.deferral is not None else None)
 
 
+def _bring_to_disk(path: Path) -> ring.Left:
+    """What a dead daemon left is brought to the log, and that to the disk. OSError."""
+    fence = Fence(path, SCHEMA_VERSION) if path.exists() else None
+    try:
+        left = ring.recover(path)
+        try:
+            settle_closed(path)
+        except BaseException:
+            left.close()
+            raise
+        return left
+    finally:
+        if fence is not None:
+            fence.close()
+
+
 def _create(path: Path, may_create: bool) -> None:
     if not may_create:
         # SQLite would take an empty database for a new one, and throw its WAL file away.
@@ -389,6 +405,9 @@ def check_version(path: Path) -> None:
 
 
 def _check_version_once(path: Path) -> None:
+    fenced = fenced_schema(path)
+    if fenced is not None:
+        return _refuse_newer(path, fenced)
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=10)
     try:
         _check_version(path, db)
@@ -398,7 +417,10 @@ def _check_version_once(path: Path) -> None:
 
 def _check_version(path: Path, db: sqlite3.Connection) -> None:
     row = db.execute("SELECT value FROM setting WHERE key='schema_version'").fetchone()
-    version = int(row[0]) if row else 0
+    _refuse_newer(path, int(row[0]) if row else 0)
+
+
+def _refuse_newer(path: Path, version: int) -> None:
     if version > SCHEMA_VERSION:
         raise SchemaTooNew(
             f"{path} has schema version {version}, this cachefs knows {SCHEMA_VERSION}",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cachefs.meta import ring
+from cachefs.meta.fence import Fence
 
 PATIENCE = 0.020
 """Seconds, if nothing else is asked for."""
@@ -46,20 +47,25 @@ NO_LAG = Lag(0, 0.0, 0)
 class Deferral:
     """The ring of one database, in use."""
 
-    def __init__(self, database: Path, fd: int, patience: float) -> None:
+    def __init__(self, database: Path, fd: int, patience: float, schema: int) -> None:
         """`fd` is the ring's, and belongs to this. OSError, ImportError."""
         from cachefs.meta import _walvfs
 
         self._layer = _walvfs
         self._database = database
+        self._index_fd = -1
         self.vfs = _walvfs.install(_LIBRARY)
         """What SQLite calls the layer."""
         sqlite3.connect(f"file::memory:?vfs={self.vfs}", uri=True).close()
         self.index = ring.index_of(fd)
         """SQLite's shared-memory file, which is in memory too."""
-        self._index_fd = -1
         log = f"{os.path.realpath(database)}-wal"
-        self._log = _walvfs.attach(os.fsencode(log), os.fsencode(self.index), fd, patience)
+        self._fence = Fence(database, schema)
+        try:
+            self._log = _walvfs.attach(os.fsencode(log), os.fsencode(self.index), fd, patience)
+        except BaseException:
+            self._fence.close()
+            raise
 
     def reserve_index(self) -> None:
         """Allocate the index, of an open database, for as long a log as there will be: programs may
@@ -107,14 +113,18 @@ class Deferral:
             os.close(self._index_fd)
         if self._layer.detach(self._log):
             ring.discard(self._database)
+        self._fence.close()
 
 
-def defer(database: Path, left: ring.Left, memory: Path, patience: float) -> Deferral | str:
-    """Keep commits in the ring that was `left`, or in a new one in `memory`; or why not."""
+def defer(
+    database: Path, left: ring.Left, memory: Path, patience: float, schema: int
+) -> Deferral | str:
+    """Keep commits in the ring that was `left`, or in a new one in `memory`; or why not. `schema`:
+    the version that the database has, or is about to get."""
     fd = -1
     try:
         fd, left.fd = left.fd if left.fd is not None else ring.make(database, memory), None
-        return Deferral(database, fd, patience)
+        return Deferral(database, fd, patience, schema)
     except ImportError:
         why = "the extension was not built"
     except sqlite3.Error as error:

@@ -126,25 +126,29 @@ class LogSync:
         """Write all of the log that SQLite knows of once more; False: another round began."""
         count, salts = wal.taken(self._index)
         self._log.drain()
+        header = wal.header(self._path)
+        if not count:
+            return True
+        if wal.salts_in(header) != salts:
+            return False
         log = wal.examine(self._path)
+        frames = [raw for _, raw, _ in islice(wal.chain(self._path, log, 0), count)]
+        if len(frames) < count:
+            return self._refuse_lost(header, count - len(frames))
         try:
-            if not count:
-                return True
-            if log.damage is None and wal.salts_of(log) == salts:
-                self._log.renew(self._read(log, count))
-                return True
+            self._log.renew(header + b"".join(frames))
         except OSError as error:
             if error.errno != errno.EAGAIN:
                 raise
-        return False
+            return False
+        return True
 
-    def _read(self, log: wal.Wal, count: int) -> bytes:
-        """What begins the log, as it was committed."""
-        found = [raw for _, raw, _ in islice(wal.chain(self._path, log, 0), count)]
-        if len(found) < count:
-            what = f"the disk failed, and {count - len(found)} pages of commits are lost"
-            raise OSError(errno.EIO, what, f"{self._path}-wal")
-        return wal.header(self._path) + b"".join(found)
+    def _refuse_lost(self, header: bytes, count: int) -> bool:
+        """False: another round began, no wonder that the rest of this one is not there."""
+        if wal.header(self._path) != header:
+            return False
+        what = f"the disk failed, and {count} pages of commits are lost"
+        raise OSError(errno.EIO, what, f"{self._path}-wal")
 
 
 def settle_closed(path: Path) -> None:

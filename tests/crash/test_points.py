@@ -77,6 +77,7 @@ EXEMPT = {
     "meta.deferral.Deferral.reserve_index": "DATABASE_AFTER_OPEN stands behind it",
     "meta.ring._replay": "bytes of the log that go to their places, however often",
     "meta.ring._write_at": "the same",
+    "meta.fence": "nothing but locks, and a file that says nothing: DATABASE_AFTER_OPEN is behind",
     "meta.logsync": "the same bytes to the same places of the log; DATABASE_AFTER_SYNC is behind",
     "meta.database._sync_directory": "DATABASE_AFTER_OPEN stands behind it",
     "cache.warmdir": "copies of another tier: nobody sees them before one rename shows them",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import sqlite3
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from tests.lanes.aiming import KINDS, Aim
 from tests.support.actor import pattern
 from tests.support.client import Client
+from tests.support.livedb import database_of
 from tests.support.mounts import Mount, MountFactory, ended, poll
 
 pytestmark = pytest.mark.slow
@@ -173,14 +173,11 @@ def _leaked(mount: Mount) -> tuple[set[int], set[int], set[int]]:
     """(files without a row, rows without a file, files of inodes that are gone)."""
     (folder,) = mount.cache_dirs
     files = {int(path.name) for path in (folder / "files").rglob("*") if path.is_file()}
-    database = sqlite3.connect(f"file:{folder}/meta/cachefs.db?mode=ro", uri=True, timeout=10)
-    try:
+    with database_of(folder) as database:
         rows = database.execute("SELECT file FROM generation").fetchall()
         orphans = database.execute(
             "SELECT file FROM generation WHERE ino NOT IN (SELECT ino FROM inode WHERE nlink>0)"
         ).fetchall()
-    finally:
-        database.close()
     known = {row[0] for row in rows}
     return files - known, known - files, {row[0] for row in orphans}
 

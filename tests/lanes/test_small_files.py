@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import random
-import sqlite3
 import stat
 import subprocess
 import time
@@ -22,6 +21,7 @@ import pytest
 from tests.lanes.place import Place
 from tests.lanes.small import body, handled, save
 from tests.support.client import Client
+from tests.support.livedb import database_of
 from tests.support.mounts import Mount, MountFactory, poll
 
 tracked = pytest.mark.parametrize("lane", ["tracked"], indirect=True)
@@ -244,11 +244,10 @@ def test_numbers_follow_the_closes(mounted: MountFactory, dir_store: Any) -> Non
     save(mount.path / "latest")
     mount.status()
     (folder,) = mount.cache_dirs
-    database = sqlite3.connect(f"file:{folder}/meta/cachefs.db?mode=ro", uri=True)
-    rows = database.execute(
-        'SELECT d.name FROM effect e JOIN dentry d ON d.id=e.dentry ORDER BY "end"'
-    ).fetchall()
-    database.close()
+    with database_of(folder) as database:
+        rows = database.execute(
+            'SELECT d.name FROM effect e JOIN dentry d ON d.id=e.dentry ORDER BY "end"'
+        ).fetchall()
     assert [row[0].decode() for row in rows][5:] == [*"xvzuyw", *"dbfaec", "latest"]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from cachefs.meta import Meta
 from cachefs.meta.database import Database
 from tests.meta.committer import Committer
 
@@ -155,3 +157,24 @@ def test_what_cannot_be_written_anew(disk: LossyDisk, opened: Open, what: str) -
         assert "Error: " in database(what)
     end(database)
     assert kept(disk) == ["before"]
+
+
+def test_all_goes_on_meanwhile(tmp_path: Path) -> None:
+    """Commits, reads, and new rounds of the log, while that is written anew."""
+    (tmp_path / "memory").mkdir()
+    meta = Meta(tmp_path / "db", memory=tmp_path / "memory")
+    other = meta.db._connect()
+    for each in (meta.db, other):
+        each.execute("PRAGMA cache_size=10")
+    renewing = threading.Thread(target=lambda: [meta.db._sync._is_renewed() for _ in range(20)])
+    renewing.start()
+    number = 0
+    while renewing.is_alive():
+        number += 1
+        meta.set_setting(f"k{number % 50}", "x" * (number * 377 % 9000))
+        assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        if number % 5 == 0:
+            meta.db.checkpoint()
+    other.close()
+    assert meta.db.one("PRAGMA integrity_check") == ("ok",)
+    meta.close()
