@@ -37,7 +37,8 @@ class Comparison:
         self._meta = meta
         self._client = client
         self._path_of = path_of
-        self._found: dict[int, Common] = {}
+        self._found: dict[tuple[int, int | None], Common] = {}
+        """(generation, when it was sealed): one may be written to and sealed again."""
 
     async def run(self, gen: GenerationRow, key: str) -> None:
         """Compare a generation with what `key` holds, unless that was done. CachefsError."""
@@ -46,13 +47,13 @@ class Comparison:
             return
         parts: list[tuple[int, int | None]] = json.loads(known.parts or "[]")
         whole = sum(size for size, _ in parts) == known.size
-        done = self._found.get(gen.gen)
+        done = self._found.get(_sealed(gen))
         if len(parts) < 2 or not whole or (done is not None and done.base.etag == known.etag):
             return
         same = await self._same(gen, parts)
         if len(self._found) >= _MANY:
             self._found.clear()  # Most were given up: what is still wanted is compared again.
-        self._found[gen.gen] = Common(known, ExtentSet(same.gaps(0, gen.size)))
+        self._found[_sealed(gen)] = Common(known, ExtentSet(same.gaps(0, gen.size)))
 
     async def _same(self, gen: GenerationRow, parts: list[tuple[int, int | None]]) -> ExtentSet:
         same, start, path = ExtentSet(), 0, self._path_of(gen)
@@ -66,11 +67,16 @@ class Comparison:
 
     def of(self, gen: GenerationRow) -> Common | None:
         """What was found, as long as the object is there in that version."""
-        found = self._found.get(gen.gen)
+        found = self._found.get(_sealed(gen))
         known = self._meta.objects.get(found.base.key) if found is not None else None
         current = found is not None and known is not None and known.etag == found.base.etag
         return found if current else None
 
     def forget(self, gen: int) -> None:
         """It is in the store."""
-        self._found.pop(gen, None)
+        for each in [each for each in self._found if each[0] == gen]:
+            del self._found[each]
+
+
+def _sealed(gen: GenerationRow) -> tuple[int, int | None]:
+    return gen.gen, gen.sealed_ns

@@ -102,6 +102,12 @@ class Objects:
             ),
         )
 
+    def outdate(self, gen: int) -> None:
+        """Generation `gen` is written to again: no object has its bytes any more."""
+        rows = self._db.all("SELECT key FROM object WHERE gen=?", (gen,))
+        self._note(*(row[0] for row in rows))
+        self._db.execute("UPDATE object SET gen=NULL WHERE gen=?", (gen,))
+
     def forget_dentry(self, dentry: int) -> list[str]:
         """The name is gone: its objects belong to nobody. Returns their keys."""
         keys = [row.key for row in self.of_dentry(dentry)]

@@ -112,9 +112,8 @@ class Rewriter:
         gen = opened.gen
         gen.state, gen.dirty, gen.error, gen.crc64 = GenState.OPEN, None, None, None
         gen.synced = 0
-        self._meta.warm.outdate(gen.gen)
+        self._outdate(gen.gen)  # first: if it counts for nothing too early, it is only made again
         self._meta.generations.save(gen)
-        self._meta.uploads.disown_all(gen.gen)
         reach(Point.REOPEN_AFTER_SAVE)
         opened.dirty, opened.writing = None, True
 
@@ -240,6 +239,17 @@ class Rewriter:
             if effect.state == BLOCKED:
                 self._queue.set_state(effect, PENDING, None)
 
+    def _is_shown(self, gen: int) -> bool:
+        row = self._meta.generations.get(gen)
+        return row is None or (row.state == GenState.DURABLE and not self._queue.of_gen(gen))
+
+    def _outdate(self, gen: int) -> None:
+        """Whatever had a generation's bytes until now, under one name or as a copy, has none of
+        those that it will be sealed with."""
+        self._meta.objects.outdate(gen)
+        self._meta.uploads.disown_all(gen)
+        self._meta.warm.outdate(gen)
+
     async def _merge(self, opened: OpenInode) -> None:
         """Give up the pending upload: its effects wait, blocked, for the next seal. One that could
         not be stopped any more has made the generation durable, and what was in the store only is
@@ -248,7 +258,7 @@ class Rewriter:
         await self._set_time(opened)
         await self._stop(self._queue.of_gen(gen.gen))
         reach(Point.MERGE_AFTER_STOP)
-        if opened.gen is not gen:  # Shown meanwhile; to be looked at anew.
+        if opened.gen is not gen or self._is_shown(gen.gen):  # Meanwhile; to be looked at anew.
             return
         with self._meta.transaction(Change.MERGE):
             for effect in self._queue.of_gen(gen.gen):
@@ -256,8 +266,7 @@ class Rewriter:
             gen.state, gen.dirty, gen.sealed_ns, gen.crc64 = GenState.OPEN, None, None, None
             gen.synced = 0
             self._meta.generations.save(gen)
-            self._meta.uploads.disown_all(gen.gen)
-            self._meta.warm.outdate(gen.gen)
+            self._outdate(gen.gen)
         self._begun(opened, gen, None)
         await self._sync_meta()
         reach(Point.MERGE_AFTER_SYNC)
