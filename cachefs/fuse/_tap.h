@@ -288,6 +288,8 @@ extern struct tap tap;
 #define TAP_UNLOCK() pthread_mutex_unlock(&tap.lock)
 
 /* _tap_read.c */
+#define WRITES_AT_ONCE 4 /* that others make while requests are read; as many buffers are kept */
+bool tap_more_waits(int64_t nanoseconds);
 ssize_t tap_read(int fd, void *buffer, size_t size, void *userdata);
 void buffer_take(const char *buffer);
 void buffer_give_back(char *buffer);

@@ -5,6 +5,10 @@
  * the request with the memory that it is in is the other thread's. As long as the disk was so slow a
  * moment ago, nobody waits for it at all. Where no thread is free, a request is Python's.
  *
+ * Of several writers each would wait for all the others that way. So a large write is left as soon as
+ * there is something else to read: WRITES_AT_ONCE of them, the other threads are for disks that stall.
+ * That says nothing of the disk, and a writer that is alone keeps to one thread and one buffer.
+ *
  * What is left cannot be overtaken by what must come after it: the kernel holds the lock of the
  * file until a write or a flush is answered, which keeps others' writes, truncate, fallocate, fsync
  * and flush, and it sends no RELEASE of a handle with an unanswered request, so its descriptor stays
@@ -30,13 +34,14 @@
 #define DISTRUST 1000000000   /* ns, as cachefs.cache.heartbeat */
 #define WITH_PYTHON 1000000   /* ns of waiting before others may have Python: taking it back is slow */
 #define SPINS 100             /* turns before a thread goes to sleep */
+#define LARGE (64u << 10)     /* bytes; a smaller write is made sooner than left */
+#define FIRST_LOOK 50000      /* ns until a write is looked after, then twice as long each time */
 
-enum { IDLE, GIVEN, LEFT, ANSWERING, DONE, REFUSED };
+enum { IDLE, GIVEN, LEFT, ANSWERING, REFUSED };
 
 struct worker {
     uint32_t state; /* changes from GIVEN on are made by whoever is first */
     bool started;
-    int64_t began;
     struct data_call call;
 };
 
@@ -99,9 +104,10 @@ static void finish_left(struct worker *worker, bool done)
 
 static void carry_out(struct worker *worker)
 {
+    int64_t began = tap_now();
     bool done = tap_carry_out(&worker->call);
 
-    if (tap_now() - worker->began > patience_ns)
+    if (tap_now() - began > patience_ns)
         distrust();
     if (!change(worker, GIVEN, done ? ANSWERING : REFUSED)) {
         finish_left(worker, done);
@@ -109,7 +115,7 @@ static void carry_out(struct worker *worker)
     }
     if (done) {
         tap_finish_data(&worker->call);
-        set_state(worker, DONE);
+        set_state(worker, IDLE);
     }
     wake(&worker->state);
 }
@@ -172,25 +178,23 @@ static bool leave(struct worker *worker)
     if (left && worker->call.opcode == OP_WRITE)
         buffer_take(worker->call.message);
     TAP_UNLOCK();
-    if (left)
-        distrust();
     return left;
 }
 
-static bool is_over(uint32_t state)
+/* From then on the buffer with the request is not looked at any more. */
+static bool is_over(const struct worker *worker)
 {
-    return state == DONE || state == REFUSED;
+    return state_of(worker) != GIVEN;
 }
 
-/* Until it is over, or for so many nanoseconds. Once it is being answered it is over in a moment. */
+/* Until it is over and answered, or for so many nanoseconds. */
 static void wait_for(struct worker *worker, int64_t nanoseconds)
 {
     int64_t until = tap_now() + nanoseconds, left = nanoseconds;
     uint32_t state = state_of(worker);
 
-    while (!is_over(state) && (left > 0 || state == ANSWERING)) {
-        struct timespec timeout = {.tv_sec = left > 0 ? left / 1000000000 : 0,
-                                   .tv_nsec = left > 0 ? left % 1000000000 : 1000};
+    while ((state == GIVEN || state == ANSWERING) && left > 0) {
+        struct timespec timeout = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
 
         sleep_while(&worker->state, state, &timeout);
         state = state_of(worker);
@@ -198,40 +202,79 @@ static void wait_for(struct worker *worker, int64_t nanoseconds)
     }
 }
 
-static void wait_patiently(struct worker *worker)
+/* The same, or until there is something else to read: true. Whose write is answered goes on with the
+ * next one as a rule, so the thread that makes it need not wake this one. */
+static bool wait_or_read_on(const struct worker *worker, int64_t nanoseconds)
 {
-    int64_t patience = patience_ns;
+    int64_t until = tap_now() + nanoseconds, left = nanoseconds, look = FIRST_LOOK;
 
-    if (tap_now() < __atomic_load_n(&slow_until, __ATOMIC_RELAXED))
-        return;
-    wait_for(worker, patience < WITH_PYTHON ? patience : WITH_PYTHON);
-    if (is_over(state_of(worker)) || patience <= WITH_PYTHON)
-        return;
+    while (!is_over(worker) && left > 0) {
+        if (tap_more_waits(look < left ? look : left))
+            return true;
+        look *= 2;
+        left = until - tap_now();
+    }
+    return false;
+}
+
+static bool may_read_on(const struct worker *worker)
+{
+    int busy = 0;
+
+    if (worker->call.opcode != OP_WRITE || worker->call.write.size < LARGE)
+        return false;
+    for (const struct worker *each = workers; each < workers + MAX_WORKERS; each++)
+        busy += state_of(each) != IDLE;
+    return busy <= WRITES_AT_ONCE;
+}
+
+static bool wait_a_while(struct worker *worker, int64_t nanoseconds, bool read_on)
+{
+    if (read_on)
+        return wait_or_read_on(worker, nanoseconds);
+    wait_for(worker, nanoseconds);
+    return false;
+}
+
+/* True: there is something else to read. */
+static bool wait_patiently(struct worker *worker)
+{
+    int64_t patience = patience_ns, first = patience < WITH_PYTHON ? patience : WITH_PYTHON;
+    bool read_on = may_read_on(worker), more = wait_a_while(worker, first, read_on);
+
+    if (more || is_over(worker) || patience <= WITH_PYTHON)
+        return more;
     if (tap.without_python)
         tap.without_python(true);
-    wait_for(worker, patience - WITH_PYTHON);
+    more = wait_a_while(worker, patience - first, read_on);
     if (tap.without_python)
         tap.without_python(false);
+    return more;
+}
+
+/* True: waiting for it was in vain. */
+static bool is_slow(struct worker *worker)
+{
+    return !wait_patiently(worker) && !is_over(worker);
 }
 
 enum fate patience_serve(const struct data_call *call)
 {
     struct worker *worker = idle_worker();
-    bool refused;
 
     if (!worker)
         return FATE_PASSED;
     worker->call = *call;
-    worker->began = tap_now();
     set_state(worker, GIVEN);
     wake(&worker->state);
-    wait_patiently(worker);
-    if (!is_over(state_of(worker)) && leave(worker))
+    if (tap_now() >= __atomic_load_n(&slow_until, __ATOMIC_RELAXED) && is_slow(worker))
+        distrust();
+    if (!is_over(worker) && leave(worker))
         return FATE_TAKEN;
-    wait_for(worker, 0);
-    refused = state_of(worker) == REFUSED;
+    if (state_of(worker) != REFUSED)
+        return FATE_SERVED;
     set_state(worker, IDLE);
-    return refused ? FATE_PASSED : FATE_SERVED;
+    return FATE_PASSED;
 }
 
 /* Called with the lock held. */
@@ -244,11 +287,16 @@ unsigned patience_left(uint64_t ino)
     return count;
 }
 
+static bool is_at_work(uint32_t state)
+{
+    return state == LEFT || state == ANSWERING;
+}
+
 /* Called with the lock held. */
 bool patience_has(uint64_t unique)
 {
     for (struct worker *worker = workers; worker < workers + MAX_WORKERS; worker++)
-        if (state_of(worker) == LEFT && worker->call.unique == unique)
+        if (is_at_work(state_of(worker)) && worker->call.unique == unique)
             return true;
     return false;
 }

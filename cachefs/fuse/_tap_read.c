@@ -25,8 +25,8 @@ static void populate(char *buffer, size_t size)
 /* Requests are read here and copied to whoever asked. Each task of pyfuse3 has a buffer of its own for
  * the longest request there can be; of one that got short ones only, the rest never takes memory. */
 static struct {
-    char *now, *spare; /* lock held: others give one back */
-    size_t room;
+    char *now, *spare[WRITES_AT_ONCE]; /* lock held: others give them back */
+    size_t room, spares;
     bool alike; /* all that there are have this size */
 } buffers;
 
@@ -35,15 +35,14 @@ static char *own_buffer(size_t size)
     TAP_LOCK();
     if (buffers.room < size) {
         free(buffers.now);
-        free(buffers.spare);
-        buffers.now = buffers.spare = NULL;
+        buffers.now = NULL;
+        while (buffers.spares)
+            free(buffers.spare[--buffers.spares]);
         buffers.alike = !buffers.room;
         buffers.room = size;
     }
-    if (!buffers.now) {
-        buffers.now = buffers.spare;
-        buffers.spare = NULL;
-    }
+    if (!buffers.now && buffers.spares)
+        buffers.now = buffers.spare[--buffers.spares];
     TAP_UNLOCK();
     if (!buffers.now && (buffers.now = malloc(size)))
         populate(buffers.now, size);
@@ -60,24 +59,32 @@ void buffer_take(const char *buffer)
 void buffer_give_back(char *buffer)
 {
     TAP_LOCK();
-    if (!buffers.spare && buffers.alike) {
-        buffers.spare = buffer;
+    if (buffers.alike && buffers.spares < WRITES_AT_ONCE) {
+        buffers.spare[buffers.spares++] = buffer;
         buffer = NULL;
     }
     TAP_UNLOCK();
     free(buffer);
 }
 
+/* Whether there is a request to read within so many nanoseconds. */
+bool tap_more_waits(int64_t nanoseconds)
+{
+    struct pollfd device = {.fd = tap.device, .events = POLLIN};
+    struct timespec moment = {.tv_sec = nanoseconds / 1000000000,
+                              .tv_nsec = nanoseconds % 1000000000};
+
+    return ppoll(&device, 1, &moment, NULL) > 0;
+}
+
 /* Whoever was answered here goes on with the next call in a moment. To wait for that costs less than
  * to go through Python's scheduler for nothing. */
 static bool more_will_follow(void)
 {
-    struct pollfd device = {.fd = tap.device, .events = POLLIN};
-    struct timespec moment = {.tv_nsec = NEXT_CALL_NS};
     bool answered = tap.answered;
 
     tap.answered = false;
-    return answered && ppoll(&device, 1, &moment, NULL) > 0;
+    return answered && tap_more_waits(NEXT_CALL_NS);
 }
 
 static ssize_t read_device(char *target, char *buffer, size_t size)

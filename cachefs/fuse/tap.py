@@ -214,7 +214,7 @@ class EventKind(IntEnum):
     FLUSHED = 2
     """A descriptor of `fh` was closed, perhaps not the last (only after `answer_briefly`)."""
     WRITTEN = 3
-    """Bytes were written to the handle's file that the disk had held up."""
+    """Bytes were written to the handle's file by a thread, while other requests were read."""
 
 
 class Event(NamedTuple):

@@ -96,7 +96,7 @@ class Offloader:
         self.can_copy: Callable[[], bool | None] = lambda: False
         """Whether the store can put objects together from others; None: it was not asked yet."""
         self.held_up: Callable[[int], int] = lambda ino: 0
-        """Writes to a file that the tap had begun by itself before, and that its disk holds up."""
+        """Writes to a file that the tap had begun by itself before, and that a thread is at."""
         self.note_changes: Callable[[], None] = lambda: None
         """Takes in what was done to open files without passing here."""
         self.on_offloaded: Callable[[int], None] = lambda nbytes: None

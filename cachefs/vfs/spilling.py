@@ -96,7 +96,7 @@ class Spiller:
         self.hold: Callable[[int, bool], None] = lambda ino, on: None
         """Keeps the tap from changing the cache file of an open file by itself."""
         self.held_up: Callable[[int], int] = lambda ino: 0
-        """Writes to a file that the tap had begun by itself before, and that its disk holds up."""
+        """Writes to a file that the tap had begun by itself before, and that a thread is at."""
         self.on_spilled: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of each file that was moved."""
         if lasting:

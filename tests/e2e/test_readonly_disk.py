@@ -22,11 +22,11 @@ pytestmark = pytest.mark.either_lane
 class Ext4:
     """A small ext4 on a loop device, which goes read-only at its first error."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: int = 128 << 20) -> None:
         self.image, self.top = folder / "disk.img", folder / "disk"
         self.top.mkdir()
         with open(self.image, "wb") as image:
-            image.truncate(128 << 20)
+            image.truncate(size)
         subprocess.run(["mkfs.ext4", "-q", self.image], check=True)
         self.attach()
 

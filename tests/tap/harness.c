@@ -428,6 +428,8 @@ int main(int argc, char **argv)
         run_crowd();
     else if (!strcmp(argv[1], "stalls"))
         run_stalls(atoi(argv[3]));
+    else if (!strcmp(argv[1], "ranks"))
+        run_ranks(atoi(argv[3]));
     else
         run_malformed(atoi(argv[3]));
     return 0;

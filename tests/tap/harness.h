@@ -35,6 +35,7 @@ void attach(int state_fd);
 void run_names(int steps);
 void run_paused(void);
 void run_stalls(int steps);
+void run_ranks(int steps);
 void run_crowd(void);
 void daemon_main(int state_fd, int file, uint64_t epoch);
 

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { FILES = 12, ROOM = 1 << 14, QUICK = 'q', SLOW = 's', REFUSES = 'r', SLOWLY_REFUSES = 'R' };
+enum { FILES = 12, ROOM = 2 * MAX_WRITE, QUICK = 'q', SLOW = 's', REFUSES = 'r', SLOWLY_REFUSES = 'R' };
 #define FRONT (sizeof(struct in_header))
 #define START (FRONT + sizeof(struct write_in))
 
@@ -26,6 +26,17 @@ struct file {
 static struct file files[FILES];
 static uint64_t last_unique, by_python, interrupted;
 static bool stalling;
+static const char *kinds = "qqqqqqsrR";
+static uint64_t large = 1; /* of four writes */
+static int at_once, most_at_once; /* writes that are being made */
+
+static void count_at_once(int change)
+{
+    int now = __atomic_add_fetch(&at_once, change, __ATOMIC_SEQ_CST);
+
+    if (now > __atomic_load_n(&most_at_once, __ATOMIC_SEQ_CST))
+        __atomic_store_n(&most_at_once, now, __ATOMIC_SEQ_CST);
+}
 
 ssize_t __real_pwrite(int fd, const void *data, size_t size, off_t offset);
 ssize_t __wrap_pwrite(int fd, const void *data, size_t size, off_t offset);
@@ -34,8 +45,10 @@ ssize_t __wrap_pwrite(int fd, const void *data, size_t size, off_t offset)
 {
     char kind = stalling && size ? *(const char *)data : QUICK;
 
+    count_at_once(1);
     if (kind == SLOW || kind == SLOWLY_REFUSES)
         nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
+    count_at_once(-1);
     if (kind == REFUSES || kind == SLOWLY_REFUSES) {
         errno = ENOSPC;
         return -1;
@@ -49,19 +62,18 @@ static void transmit(uint32_t opcode, uint64_t ino, char *message, size_t len)
                                .unique = last_unique += 2};
 
     memcpy(message, &header, sizeof header);
-    CHECK(send(device[0], message, len, 0) == (ssize_t)len);
+    CHECK(send(device[0], message, len, MSG_DONTWAIT) == (ssize_t)len);
 }
 
 static void write_some(uint64_t fh, struct file *file)
 {
-    static const char kinds[] = {QUICK, QUICK, QUICK, QUICK, QUICK, QUICK, SLOW, REFUSES,
-                                 SLOWLY_REFUSES};
-    char message[START + 2000];
-    struct write_in in = {.fh = fh, .offset = any(ROOM - 2000), .size = 1 + (uint32_t)any(2000)};
+    static char message[START + MAX_WRITE];
+    uint32_t size = any(4) < large ? MAX_WRITE : 1 + (uint32_t)any(2000);
+    struct write_in in = {.fh = fh, .offset = any(ROOM - size), .size = size};
 
     for (size_t i = 0; i < in.size; i++)
-        message[START + i] = (char)any(256);
-    message[START] = kinds[any(sizeof kinds)];
+        message[START + i] = (char)(last_unique + i * 3);
+    message[START] = kinds[any(strlen(kinds))];
     memcpy(message + FRONT, &in, sizeof in);
     memcpy(file->expected + in.offset, message + START, in.size);
     transmit(OP_WRITE, fh, message, START + in.size);
@@ -173,25 +185,32 @@ static uint64_t written_late(void)
     return count;
 }
 
-void run_stalls(int steps)
+static void start_stalling(int64_t patience)
 {
-    static char found[ROOM];
-    unsigned most = 0;
+    int room = 4 * MAX_WRITE;
 
     CHECK(!socketpair(AF_UNIX, SOCK_SEQPACKET, 0, device));
+    CHECK(!setsockopt(device[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room));
     attach(-1);
     stalling = tap.brief = true;
-    patience_ns = 1000000;
+    patience_ns = patience;
     for (uint64_t fh = 0; fh < FILES; fh++) {
         files[fh].fd = memfd_create("file", 0);
         CHECK(!ftruncate(files[fh].fd, ROOM));
         map_put(&tap.files, fh, (uint64_t)files[fh].fd);
         map_put(&tap.budgets, fh, 1ull << 40);
     }
+}
+
+/* How many writes were left at a time, at most. */
+static unsigned let_them_write(int steps)
+{
+    unsigned most = 0;
+
     for (int step = 0; step < steps || !all_answered(); step++) {
         unsigned left = 0;
 
-        if (step < steps)
+        for (uint64_t i = any(4); step < steps && i < 4; i++)
             act();
         attend();
         TAP_LOCK();
@@ -202,15 +221,46 @@ void run_stalls(int steps)
         if (step >= steps)
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     }
+    return most;
+}
+
+static void compare(void)
+{
+    static char found[ROOM];
+
     for (struct file *file = files; file < files + FILES; file++) {
         CHECK(pread(file->fd, found, ROOM, 0) == ROOM);
         CHECK(!memcmp(found, file->expected, ROOM));
     }
+}
+
+void run_stalls(int steps)
+{
+    unsigned most;
+
+    start_stalling(1000000);
+    most = let_them_write(steps);
+    compare();
     TAP_LOCK();
     CHECK(!tap.state.inflight.used && !tap.interrupted.count);
     CHECK(most > 1 && by_python && interrupted && written_late());
     TAP_UNLOCK();
     printf("%u left at a time, %llu by Python\n", most, (unsigned long long)by_python);
+}
+
+/* The disk works, and takes its time: none is given up, some are made while others are read. */
+void run_ranks(int steps)
+{
+    kinds = "s";
+    large = 3;
+    start_stalling(60000000000);
+    let_them_write(steps);
+    compare();
+    TAP_LOCK();
+    CHECK(!tap.state.inflight.used && !tap.interrupted.count && !by_python && written_late());
+    TAP_UNLOCK();
+    CHECK(most_at_once > 1 && most_at_once <= WRITES_AT_ONCE + 1);
+    printf("%d at a time\n", most_at_once);
 }
 
 /* No worker gets anywhere: the disk stands still. */

@@ -51,6 +51,12 @@ def test_a_slow_disk_holds_up_its_writers_alone(harness: Harness, sanitizers: st
     run(harness(sanitizers), "stalls", 6, 3000)
 
 
+@pytest.mark.parametrize("sanitizers", [MEMORY, "thread"])
+def test_several_writers_write_at_once(harness: Harness, sanitizers: str) -> None:
+    """None waits for all others, as few as are allowed at a time, and the bytes are right."""
+    run(harness(sanitizers), "ranks", 7, 300)
+
+
 def test_kills_under_a_memory_checker(harness: Harness) -> None:
     run(harness(MEMORY), "kills", 4, 50)
 
