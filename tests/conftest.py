@@ -240,8 +240,10 @@ def _overdue(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
-    """Prepare a Mount (not started) and the directories that go with it."""
+    """Prepare a Mount (not started) and the directories that go with it, at the latest when all
+    tests are over."""
     counter = itertools.count()
+    folders: list[Path] = []
     below = scratch.make("/tmp", "mounts")
     below.chmod(0o755)  # clients that are not root must get there
 
@@ -261,6 +263,7 @@ def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
         if cache_dirs is None:
             made = [scratch.make("/dev/shm" if cache == "ram" else "/var/tmp")]
             cache_dirs = made
+            folders.extend(made)
         path = below / f"m{next(counter)}"
         url = store if isinstance(store, str) else store.url
         endpoint = endpoint or getattr(store, "endpoint", None)
@@ -276,7 +279,8 @@ def make_mount(home: Path) -> Iterator[Callable[..., tuple[Mount, list[Path]]]]:
         return mount, made
 
     yield make
-    scratch.remove(below)
+    for folder in [below, *folders]:
+        scratch.remove(folder)
 
 
 @pytest.fixture
