@@ -86,6 +86,7 @@ class Server:
         """Serve until the end; returns the exit code. Raises CachefsError when it cannot start."""
         storage = open_storage(self._settings, runfiles.memory_dirs())
         try:
+            storage.note_memory(runfiles.memory_dirs())
             stack_depth = max(device.stack_depth for device in storage.devices)
             mount = self._settings.mount
             loaded = taps.load(
@@ -99,7 +100,6 @@ class Server:
                 device.keep_closings(runfiles.memory_dirs())
                 if tap is not None and device.closings is not None:
                     tap.use_close_table(device.index, device.closings.table)
-            storage.note_memory(runfiles.memory_dirs())
             if tap is not None and not failpoints.ARMED:
                 tap.answer_briefly()
             reason = "" if tap is not None else str(loaded)
