@@ -68,15 +68,20 @@ class Belongings:
         return None
 
     def note(self, files: Iterable[Path]) -> None:
-        """From now on these are the files in memory, as far as they are in that place. OSError."""
-        names = sorted(file.name for file in files if file.parent == self._path.parent)
+        """These are in memory now, as far as they are in that place; what was noted before and is
+        there still (a ring that did not fit any more) is the same cache's. OSError."""
+        names = {file.name for file in files if file.parent == self._path.parent}
         status = self._cache.stat()
+        handles = _handles(self._cache)
+        before = _read(self._fd)
+        if before is not None and handles and before["handles"][:1] == [[*handles[0]]]:
+            names |= {file.name for file in _leftover(self._path, before).files}
         told = {
             "directory": str(self._cache),
             "device": status.st_dev,
             "filesystem": os.statvfs(self._cache).f_fsid,
-            "handles": _handles(self._cache),
-            "files": names,
+            "handles": handles,
+            "files": sorted(names),
         }
         data = json.dumps(told).encode()
         os.pwrite(self._fd, data, 0)

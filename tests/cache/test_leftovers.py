@@ -134,6 +134,21 @@ def test_a_note_that_makes_no_sense_removes_nothing(memory: Path, disk_dir: Path
     assert files[0].exists()
 
 
+def test_what_is_there_still_stays_noted(memory: Path, disk_dir: Path) -> None:
+    """But for a copy of the cache: what the original left is not the copy's."""
+    cache, copy = disk_dir / "cache", disk_dir / "copy"
+    first, *_ = killed(memory, cache)
+    shutil.copytree(cache, copy)
+    name = identity.read(cache)
+    assert name is not None
+    for directory, kept in ((cache, True), (copy, False)):
+        keeper = Belongings(memory, name, directory)
+        keeper.note([memory / "1.ring"])
+        keeper.close()
+        assert (memory / f"{name}.cache").exists() is kept
+    assert first.exists()
+
+
 def test_a_note_goes_with_the_last_file(memory: Path, disk_dir: Path) -> None:
     cache = disk_dir / "cache"
     cache.mkdir()
