@@ -54,10 +54,19 @@ class Adoption:
         if os.path.normpath(source).startswith(f"{top}/"):
             raise UsageError(f"{source} is in the mount already: rename it")
         folder, name = await self._target(target)
+        if await trio.to_thread.run_sync(self._is_of_cache, source):
+            raise UsageError(f"{source} is a file of the cache itself")
         try:
             return await self._adopt(source, folder, name)
         except OSError as error:
             raise ControlError(f"{error.filename or source}: {_reason(error)}") from None
+
+    def _is_of_cache(self, source: str) -> bool:
+        """In a thread. What is in there is some file's already, or the database."""
+        real = os.path.realpath(source)
+        places = [each.directory for each in self._services.devices]
+        kept = [os.path.realpath(place / part) for place in places for part in ("files", "meta")]
+        return any(real.startswith(f"{each}/") for each in kept)
 
     async def _target(self, path: object) -> tuple[Spot, bytes]:
         name = os.path.basename(inside(self._services, path))
