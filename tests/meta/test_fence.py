@@ -71,6 +71,7 @@ def test_its_version_is_known(path: Path, database: Committer, tmp_path: Path) -
     """Of one that nobody can open."""
     assert fence.fenced_schema(path) == SCHEMA_VERSION
     check_version(path)
+    database("sync")
     database.kill()
     database.gone()
     assert fence.fenced_schema(path) is None
