@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from cachefs.cache import doubt
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.daemon.paths import Spot, inside, locate
 from cachefs.daemon.services import Services
@@ -136,7 +137,7 @@ class Adoption:
             return
         fd = device.open(file, os.O_RDONLY)
         try:
-            await trio.to_thread.run_sync(os.fsync, fd)
+            await trio.to_thread.run_sync(doubt.sync, fd)
         finally:
             os.close(fd)
         await trio.to_thread.run_sync(device.sync_dir, file)

@@ -7,11 +7,13 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 import trio
 
+from cachefs.cache import doubt
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.leftovers import sweep
@@ -166,28 +168,32 @@ class Syncer:
             log.warning("the database could not be synced", reason=str(error))
 
     def _sync_files(self, device: CacheDevice, rows: list[GenerationRow]) -> list[GenerationRow]:
-        if len(rows) >= _SYNC_ALL:
-            try:
-                sync_filesystem(device.directory)
-            except OSError as error:
-                log.info("cache files could not be synced", reason=str(error))
-                return []
-            return rows
-        done = []
+        done, together = [], len(rows) >= _SYNC_ALL and self._sync_all(device)
         for row in rows:
             try:
-                self._sync_file(row)
+                if together:
+                    _check(device, row.file)
+                else:
+                    self._sync_file(row)
             except OSError as error:
                 log.info("a cache file could not be synced", file=row.file, reason=str(error))
             else:
                 done.append(row)
         return done
 
+    def _sync_all(self, device: CacheDevice) -> bool:
+        try:
+            sync_filesystem(device.directory)
+        except OSError as error:
+            log.info("cache files could not be synced", reason=str(error))
+            return False
+        return True
+
     def _sync_file(self, row: GenerationRow) -> None:
         device = self._contents.device(row)
         fd = device.open(row.file)
         try:
-            os.fsync(fd)
+            doubt.sync(fd)
         finally:
             os.close(fd)
         device.sync_dir(row.file)
@@ -205,9 +211,30 @@ async def bring_to_disk(meta: Meta, devices: Sequence[CacheDevice]) -> None:
     if meta.generations.in_states(GenState.OPEN):
         return  # Somebody goes on writing.
     with trio.move_on_after(_DISK_PATIENCE):
+        unsynced = meta.generations.unsynced()
         for device in (each for each in devices if each.healthy):
-            await trio.to_thread.run_sync(sync_filesystem, device.directory, abandon_on_cancel=True)
+            files = [file for where, file in unsynced if where == device.index]
+            try:
+                await trio.to_thread.run_sync(_bring_all, device, files, abandon_on_cancel=True)
+            except OSError as error:
+                log.warning("not all that is cached is on the disk", reason=str(error))
+                return
         Reboots(meta).all_is_on_disk()
+
+
+def _bring_all(device: CacheDevice, files: Sequence[int]) -> None:
+    sync_filesystem(device.directory)
+    for file in files:
+        _check(device, file)
+
+
+def _check(device: CacheDevice, file: int) -> None:
+    with suppress(FileNotFoundError):  # The store has it by now, or it is damaged anyhow.
+        fd = device.open(file)
+        try:
+            doubt.check(fd)
+        finally:
+            os.close(fd)
 
 
 async def recount(ledgers: Sequence[SpaceLedger]) -> None:

@@ -162,6 +162,10 @@ class Generations:
         change = "UPDATE generation SET synced=1 WHERE gen=? AND sealed_ns IS ? AND state<>'open'"
         self._db.execute(change, (gen, sealed_ns))
 
+    def unsynced(self) -> list[tuple[int, int]]:
+        """(device, file) of those whose bytes are not known to survive a power cut."""
+        return self._db.all("SELECT device,file FROM generation WHERE synced=0")
+
     def touch(self, gens: Iterable[tuple[int, int]]) -> None:
         """Record last uses, given as (used_ns, gen)."""
         with self._db.transaction(Change.USES):

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import structlog
 import trio
 
+from cachefs.cache import doubt
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.errors import CachefsError, Retry, StoreError
@@ -339,7 +340,7 @@ def _sync(device: CacheDevice, file: int) -> None:
     """In a thread, and by a descriptor that nobody else closes. OSError."""
     fd = device.open(file, os.O_WRONLY)
     try:
-        os.fdatasync(fd)
+        doubt.sync(fd)
     finally:
         os.close(fd)
 

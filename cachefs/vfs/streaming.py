@@ -28,6 +28,7 @@ from typing import Protocol
 import structlog
 import trio
 
+from cachefs.cache import doubt
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.system import free_preallocation, punch_hole, write_all
@@ -251,7 +252,7 @@ class Streams:
                 await trio.to_thread.run_sync(write_all, opened.fd, data, start)
             if not await self._store.is_sound(span, device.path(file)):
                 raise OSError(errno.EIO, "the store has other bytes of the file than it was sent")
-            await trio.to_thread.run_sync(os.fdatasync, opened.fd)
+            await trio.to_thread.run_sync(doubt.sync, opened.fd)
         except BaseException as error:
             punch(device, file, span)
             if isinstance(error, NotFound):
@@ -289,7 +290,7 @@ class Streams:
             await self._cut(opened, stream, gone)
 
     async def _cut(self, opened: OpenInode, stream: Stream, gone: Sequence[Span]) -> None:
-        await opened.device.apart.run(os.fsync, opened.fd)
+        await opened.device.apart.run(doubt.sync, opened.fd)
         reach(Point.CUT_AFTER_FSYNC)
         with self._meta.transaction(Change.CUT):
             self._meta.spans.give_up(gone)

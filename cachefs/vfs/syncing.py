@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
+from cachefs.cache import doubt
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.system import CLOCK_REALTIME_COARSE
 from cachefs.failpoints import Point, reach
@@ -60,5 +61,5 @@ def _sync_bytes(opened: OpenInode, device: CacheDevice) -> OnDisk | None:
     before = OnDisk(opened.gen.gen, status.st_size, status.st_mtime_ns)
     past = time.clock_gettime_ns(CLOCK_REALTIME_COARSE) > status.st_mtime_ns
     certain = not opened.unbuffered and (past or device.fine_times)
-    os.fsync(opened.fd)
+    doubt.sync(opened.fd)
     return before if certain else None

@@ -52,6 +52,7 @@ HOOKS = {
 """Functions that are passed in: theirs are the points."""
 EXEMPT = {
     "cache.apart": "makes calls: theirs are the points",
+    "cache.doubt": "FSYNC_AFTER_FILE, CUT_AFTER_FSYNC and OFFLOAD_AFTER_SYNC stand behind it",
     "cache.fresh": "empty files that nobody knows, by CacheDevice.create and .remove",
     "cache.leftovers": "a note in memory of whose files lie there; one cut short removes nothing",
     "cache.speed": "bytes that nobody reads, to see how fast the device is",
@@ -71,8 +72,6 @@ EXEMPT = {
     "vfs.clock": "a time of a file that is to be written to: BEGIN_AFTER_TIME stands behind it",
     "vfs.files.Files._read": "reads",
     "vfs.streaming.Streams._read_here": "reads",
-    "vfs.offloading._sync": "OFFLOAD_AFTER_SYNC stands behind it",
-    "vfs.syncing._sync_bytes": "FSYNC_AFTER_FILE stands behind it",
     "meta.ring._name": "RING_AFTER_NAME stands behind it",
     "meta.deferral.Deferral.reserve_index": "DATABASE_AFTER_OPEN stands behind it",
     "meta.ring._replay": "bytes of the log that go to their places, however often",

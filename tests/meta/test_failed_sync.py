@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,53 +11,12 @@ import pytest
 from cachefs.meta import Meta
 from cachefs.meta.database import Database
 from tests.meta.committer import Committer
+from tests.support.lossydisk import LossyDisk
 
 Open = Callable[[], Committer]
 FAILED = "OSError: "
 LATE = 1_000_000
 """Bytes: more than there may be room for in blocks that were in use before."""
-
-
-class LossyDisk:
-    """An ext4 whose image is on a filesystem that can be filled: then the kernel's write-back of
-    what is new fails, and after that everything works again."""
-
-    def __init__(self, folder: Path) -> None:
-        self.below, self.top = folder / "below", folder / "disk"
-        self.image, self._others = self.below / "disk.img", self.below / "others"
-        self.below.mkdir()
-        self.top.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24M", "none", self.below], check=True)
-        with open(self.image, "wb") as image:
-            image.truncate(20 << 20)
-        words = ["mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=0"]
-        subprocess.run([*words, "-b", "4096", self.image], check=True)
-        self._mount()
-
-    def _mount(self) -> None:
-        subprocess.run(["mount", "-o", "loop", self.image, self.top], check=True)
-        source = subprocess.check_output(["findmnt", "-no", "SOURCE", self.top], text=True)
-        # A loop device takes a write for done of which the first pages were.
-        limit = Path("/sys/block") / Path(source.strip()).name / "queue/max_sectors_kb"
-        limit.write_text("4")
-
-    def fail(self) -> None:
-        os.sync()
-        with open(self._others, "wb", buffering=0) as file, suppress(OSError):
-            while file.write(bytes(1 << 16)):
-                pass
-
-    def work(self) -> None:
-        self._others.unlink()
-
-    def lose_power(self) -> None:
-        """What is not on the disk is gone. (Nobody has anything open there.)"""
-        subprocess.run(["umount", self.top], check=True)
-        self._mount()
-
-    def end(self) -> None:
-        subprocess.run(["umount", self.top], check=True)
-        subprocess.run(["umount", self.below], check=True)
 
 
 @pytest.fixture
