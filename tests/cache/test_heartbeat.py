@@ -172,6 +172,6 @@ def test_the_descriptor_is_closed_in_the_end(place: Path) -> None:
                 found.append(os.readlink(f"/proc/self/fd/{fd}"))
             except OSError:
                 pass
-        return [path for path in found if path.startswith(str(place))]
+        return [path for path in found if path.startswith(f"{place}/")]
 
     until(lambda: not held())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cachefs.cli import main
+from cachefs.cli import main, status
 from cachefs.observe import runfiles
 from tests.cli.fake import FakeMounts
 
@@ -32,6 +32,7 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMounts:
     monkeypatch.setattr(runfiles, "_ROOT_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(runfiles, "_USERS_DIR", str(tmp_path / "users"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(status, "memory_dirs", lambda: (tmp_path / "run", tmp_path / "memory"))
     return mounts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from cachefs.cache import leftovers
+from cachefs.observe.runfiles import memory_dirs
 from tests.e2e.test_failing_disk import EXPECTED, TOLD
 from tests.support.client import program
 from tests.support.mounts import MountFactory
@@ -51,7 +54,14 @@ class Ext4:
 def disk(tmp_path: Path, after_mounts: ExitStack) -> Ext4:
     made = Ext4(tmp_path)
     after_mounts.callback(lambda: subprocess.run(["umount", "-l", made.top], check=True))
+    after_mounts.callback(_forget_cache, made.top / "cache")
     return made
+
+
+def _forget_cache(cache: Path) -> None:
+    """With what did not fit the repaired disk any more."""
+    shutil.rmtree(cache)
+    leftovers.sweep(memory_dirs())
 
 
 def test_remounted_read_only(mounted: MountFactory, dir_store: Any, disk: Ext4) -> None:
