@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -26,6 +27,8 @@ from cachefs.errors import CachefsError, UsageError
 _PREFIX = "cachefs-bench-"
 _ENDING = 10.0
 """Seconds a rank has to end before it is killed."""
+_SETTLING, _LOOK = 3.0, 0.1
+"""Seconds for which files may go on being removed, and between two looks at that."""
 
 OnBytes = Callable[[int], None]
 """Told how many bytes were written since the last call."""
@@ -129,7 +132,17 @@ def _one_round(
         outcomes = _run(Path(place), measurement.style, workload, ranks, on_bytes)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+    _settle(Path(measurement.directory))
     _add(measurement, workload, outcomes)
+
+
+def _settle(directory: Path) -> None:
+    """Wait until the space of removed files is free: where they are removed in the background, that
+    would take its time from what is measured next."""
+    deadline, free = time.monotonic() + _SETTLING, -1
+    while (now := os.statvfs(directory).f_bfree) > free and time.monotonic() < deadline:
+        free = now
+        time.sleep(_LOOK)
 
 
 def _run(

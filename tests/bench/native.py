@@ -43,7 +43,7 @@ LOADS = (
     Load("1MiB", "1GiB", 1),
     Load("128KiB", "1GiB", 1),
     Load("4KiB", "256MiB", 1),
-    Load("1MiB", "512MiB", 4),
+    Load("1MiB", "1GiB", 4),
 )
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,3 +155,13 @@ def test_damage_shows_in_the_document(tmp_path: Path) -> None:
     damaged = Measurement(str(tmp_path), Style.ASYNC, [1.0], [], Timings.empty(), ["b", "a", "a"])
     result = report.document(work, 1, [damaged], None)["results"][0]
     assert (result["verified"], result["damaged_files"]) == (False, ["a", "b"])
+
+
+def test_what_is_removed_in_the_background_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([1, 5, 9, 9, 10])
+    monkeypatch.setattr(runner, "_LOOK", 0.0)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bfree=next(free)))
+    runner._settle(tmp_path)
+    assert next(free) == 10, "it had ended"
