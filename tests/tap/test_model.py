@@ -30,10 +30,9 @@ def test_malformed_messages_do_no_harm(harness: Harness, sanitizers: str) -> Non
     run(harness(sanitizers), "malformed", 3, 20_000)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_names_of_all_kinds_do_no_harm(harness: Harness, seed: int) -> None:
+def test_names_of_all_kinds_do_no_harm(harness: Harness) -> None:
     """Each request is answered once, and what was made without Python is in the journal."""
-    run(harness(MEMORY), "names", seed, 20_000)
+    run(harness(MEMORY), "names", 1, 20_000)
 
 
 def test_a_paused_tap_notices_the_end_of_its_mount(harness: Harness) -> None:
