@@ -9,15 +9,13 @@ machine went down nothing depends on the note: what was not synced is not truste
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
+from collections.abc import Callable
+
+from cachefs.cache.system import wait_for_writes
 
 _MARK = "user.cachefs.doubt"
-_WAIT_BEFORE = 1  # SYNC_FILE_RANGE_WAIT_BEFORE
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 _unmarked: set[tuple[int, int]] = set()
 """Device and inode of those that could not be marked. What gets the inode later is not trusted
@@ -26,24 +24,23 @@ either: that is the safe side."""
 
 def sync(fd: int) -> None:
     """fsync(2) of a cache file. OSError; EIO for ever once the disk failed to write any of it."""
-    _refuse(fd)
-    try:
-        os.fsync(fd)
-    except OSError:
-        _mark(fd)
-        raise
+    _ask(os.fsync, fd)
 
 
 def check(fd: int) -> None:
-    """After the whole filesystem was synced, which tells nobody of single files: OSError as `sync`.
+    """After the whole filesystem was synced, which tells nobody of single files: OSError as
+    `sync`."""
+    _ask(wait_for_writes, fd)
 
-    Waits for writes that are under way, and asks the disk for nothing.
-    """
-    _refuse(fd)
-    if _libc.sync_file_range(fd, 0, 0, _WAIT_BEFORE) != 0:
-        number = ctypes.get_errno()
+
+def _ask(kernel: Callable[[int], None], fd: int) -> None:
+    if _is_marked(fd):
+        raise OSError(errno.EIO, "the disk failed to write it before")
+    try:
+        kernel(fd)
+    except OSError:
         _mark(fd)
-        raise OSError(number, os.strerror(number))
+        raise
 
 
 def _mark(fd: int) -> None:
@@ -52,11 +49,6 @@ def _mark(fd: int) -> None:
     except OSError:
         found = os.fstat(fd)
         _unmarked.add((found.st_dev, found.st_ino))
-
-
-def _refuse(fd: int) -> None:
-    if _is_marked(fd):
-        raise OSError(errno.EIO, "the disk failed to write it before")
 
 
 def _is_marked(fd: int) -> bool:

@@ -351,6 +351,8 @@ def compose(
         tiering.attach(inspector, eviction, contents, commits)
         rescuer.find = tiering.regain
     warm_trouble = (lambda: tiering.tier.trouble) if tiering is not None else lambda: None
+    prefetcher = make_prefetcher(settings, meta, files, contents, space, lanes)
+    prefetcher.while_wanted = askers.wanted
     return Parts(
         storage=storage,
         queue=queue,
@@ -377,7 +379,7 @@ def compose(
         leaving=leaving,
         announce=announce,
         commits=commits,
-        prefetcher=make_prefetcher(settings, meta, files, contents, space, lanes),
+        prefetcher=prefetcher,
         refresher=_refresher(settings, meta, queue, table, namespace, remote, metrics),
         small=small,
         spiller=spiller,

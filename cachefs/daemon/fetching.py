@@ -86,7 +86,7 @@ def make_prefetcher(
         """What can be had without pushing out anything that is in use."""
         return space.room() // 2
 
-    prefetcher = Prefetcher(
+    return Prefetcher(
         meta,
         files,
         contents,
@@ -96,6 +96,3 @@ def make_prefetcher(
         patience=settings.cache.whole_wait,
         is_native=lambda row, flags: lanes.wants(row.mode, flags),
     )
-    prefetcher.asker = files.admission.asker
-    prefetcher.is_given_up = files.admission.is_given_up
-    return prefetcher

@@ -18,12 +18,12 @@ comes promises that to be soon (`cache.whole_wait`). Else it is read as it comes
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
 import stat
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -35,7 +35,6 @@ from cachefs.errors import CachefsError
 from cachefs.meta import Meta
 from cachefs.meta.rows import InodeRow
 from cachefs.model.extents import ExtentSet
-from cachefs.vfs.admission import Asker
 from cachefs.vfs.contents import Contents
 from cachefs.vfs.files import Files
 
@@ -115,9 +114,8 @@ class Prefetcher:
         self._nursery: trio.Nursery | None = None
         self._send, self._receive = trio.open_memory_channel[int](_REMEMBERED)
         contents.on_fill = self.note
-        self.asker: Callable[[], Asker] = lambda: (0, 0)
-        """See `Admission`, and so is the next."""
-        self.is_given_up: Callable[[Asker], bool] = lambda asker: False
+        self.while_wanted: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what is waited for: EINTR when who asks is being killed."""
 
     def note(self, ino: int) -> bool:
         """A file was opened that is not, or not all, in the cache. Whether it is a large one that
@@ -166,10 +164,11 @@ class Prefetcher:
         if row is None or not self._is_worth_waiting(row):
             return
         folder = self._restored_folder(ino) if row.size <= WHOLE else None
-        if folder is not None:
-            await self._wait_for_small(ino, folder)
-        elif self._is_worth_much(row, flags):
-            await self._wait_as_promised(row)
+        with self.while_wanted():
+            if folder is not None:
+                await self._wait_for_small(ino, folder)
+            elif self._is_worth_much(row, flags):
+                await self._wait_as_promised(row)
 
     def _restored_folder(self, ino: int) -> int | None:
         """The directory in which a file is read of which more are."""
@@ -194,7 +193,6 @@ class Prefetcher:
         )
 
     async def _wait_as_promised(self, row: InodeRow) -> None:
-        asker = self.asker()
         coming = self._start(row.ino)
         if coming is None:
             return
@@ -204,8 +202,6 @@ class Prefetcher:
             while not coming.ended.is_set():
                 with trio.move_on_after(LOOK):
                     await coming.ended.wait()
-                if self.is_given_up(asker):
-                    raise OSError(errno.EINTR, "who wanted it is being killed")
                 took, now = trio.current_time() - began, self._here(row.ino)
                 left = (row.size - now) * took / max(1, now - before)
                 if took >= JUDGED and took + left > self._patience:

@@ -122,9 +122,8 @@ async def test_room_is_waited_for_before_the_store_has_answered(lab: Lab) -> Non
     assert (await whole(lab, fh))[2 * len(BODY) :] == BODY[: 16 * MIB]
 
 
-@in_lab("flush.settle=0s")
-async def test_its_last_other_name_is_gone_before_it_was_shown(lab: Lab) -> None:
-    """Of two names one shows all of it: the file is had from there, and may be written to again."""
+async def shown_under_one_of_two(lab: Lab) -> int:
+    """The inode of a file that shows as `f.bin`, and is refused as `g.bin`."""
     fh = await begun(lab, "f.bin")
     await offload(lab, fh, 0)
     ino = lab.services.files.handle(fh).inode.ino
@@ -132,6 +131,13 @@ async def test_its_last_other_name_is_gone_before_it_was_shown(lab: Lab) -> None
     lab.bucket.refused["g.bin"] = Refused("not there")
     lab.close(fh)
     await until(lambda: "f.bin" in lab.bucket.keys())  # noqa: SIM118
+    return ino
+
+
+@in_lab("flush.settle=0s")
+async def test_its_last_other_name_is_gone_before_it_was_shown(lab: Lab) -> None:
+    """Of two names one shows all of it: the file is had from there, and may be written to again."""
+    ino = await shown_under_one_of_two(lab)
     row = lab.services.meta.generations.current(ino)
     assert row is not None
     await until(lambda: any(e.state != "pending" for e in lab.services.queue.of_gen(row.gen)))
@@ -154,13 +160,7 @@ async def test_its_last_other_name_is_gone_before_it_was_shown(lab: Lab) -> None
 @in_lab("flush.settle=0s")
 async def test_the_name_that_showed_it_is_gone_before_the_other_did(lab: Lab) -> None:
     """What the cache file lacks by then is no damage: the other name shows all of it."""
-    fh = await begun(lab, "f.bin")
-    await offload(lab, fh, 0)
-    ino = lab.services.files.handle(fh).inode.ino
-    await lab.services.namespace.link(ino, 1, b"g.bin")
-    lab.bucket.refused["g.bin"] = Refused("not there")
-    lab.close(fh)
-    await until(lambda: "f.bin" in lab.bucket.keys())  # noqa: SIM118
+    await shown_under_one_of_two(lab)
     await lab.remove("f.bin")
     lab.bucket.refused.clear()
     await lab.wait()

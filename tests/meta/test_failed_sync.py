@@ -64,14 +64,20 @@ def end(database: Committer) -> None:
     database.gone()
 
 
-def test_what_was_lost_is_written_anew(disk: LossyDisk, opened: Open, memory: Path | None) -> None:
-    """Where SQLite writes the log itself, by the next process."""
+def failed(disk: LossyDisk, opened: Open) -> Committer:
+    """A process whose second commit the disk has lost, and that was told so."""
     database = opened()
     database("commit", "before", 10)
     assert database("sync") == "ok"
     disk.fail()
     database("commit", "late", LATE)
     assert database("sync").startswith(FAILED)
+    return database
+
+
+def test_what_was_lost_is_written_anew(disk: LossyDisk, opened: Open, memory: Path | None) -> None:
+    """Where SQLite writes the log itself, by the next process."""
+    database = failed(disk, opened)
     disk.work()
     if memory is None:
         assert database("sync").startswith(FAILED)
@@ -84,12 +90,7 @@ def test_what_was_lost_is_written_anew(disk: LossyDisk, opened: Open, memory: Pa
 
 def test_a_process_that_is_not_told(disk: LossyDisk, opened: Open) -> None:
     """Another one was, before."""
-    database = opened()
-    database("commit", "before", 10)
-    assert database("sync") == "ok"
-    disk.fail()
-    database("commit", "late", LATE)
-    assert database("sync").startswith(FAILED)
+    database = failed(disk, opened)
     end(database)
     disk.work()
     database = opened()
@@ -101,12 +102,7 @@ def test_a_process_that_is_not_told(disk: LossyDisk, opened: Open) -> None:
 @pytest.mark.parametrize("what", ["sync", "checkpoint"])
 def test_what_cannot_be_written_anew(disk: LossyDisk, opened: Open, what: str) -> None:
     """The kernel has let go of it: nobody says that it is there, and the database is left alone."""
-    database = opened()
-    database("commit", "before", 10)
-    assert database("sync") == "ok"
-    disk.fail()
-    database("commit", "late", LATE)
-    assert database("sync").startswith(FAILED)
+    database = failed(disk, opened)
     disk.work()
     Path("/proc/sys/vm/drop_caches").write_text("1")
     for _ in range(2):
