@@ -365,36 +365,33 @@ static PyObject *answered(struct log *log, int error)
     return PyErr_SetFromErrnoWithFilename(PyExc_OSError, log->path);
 }
 
-PyDoc_STRVAR(drain_doc, "Wait until the log has all that was committed. OSError: it cannot.");
-
-static PyObject *drain(PyObject *module, PyObject *capsule)
+static PyObject *waited(PyObject *capsule, int (*wait)(struct log *))
 {
     struct log *log = given_log(capsule);
     int error;
 
-    (void)module;
     if (!log)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    error = ring_drain(log);
+    error = wait(log);
     Py_END_ALLOW_THREADS
     return answered(log, error);
+}
+
+PyDoc_STRVAR(drain_doc, "Wait until the log has all that was committed. OSError: it cannot.");
+
+static PyObject *drain(PyObject *module, PyObject *capsule)
+{
+    (void)module;
+    return waited(capsule, ring_drain);
 }
 
 PyDoc_STRVAR(sync_doc, "Wait until the disk has all that was committed. OSError: it does not.");
 
 static PyObject *sync_log(PyObject *module, PyObject *capsule)
 {
-    struct log *log = given_log(capsule);
-    int error;
-
     (void)module;
-    if (!log)
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    error = ring_sync(log);
-    Py_END_ALLOW_THREADS
-    return answered(log, error);
+    return waited(capsule, ring_sync);
 }
 
 PyDoc_STRVAR(renew_doc, "Write what the log begins with again. (log, bytes). OSError.");
