@@ -21,7 +21,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,14 @@ _OWN = ".cachefs"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+OBSTRUCTING = frozenset(
+    (
+        errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG,
+        errno.EINVAL, errno.EILSEQ, errno.EPERM, errno.EACCES, errno.EBUSY, errno.ETXTBSY,
+        errno.EXDEV,
+    )
+)  # fmt: skip
+"""What keeps a staged file from one place, and says nothing of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +142,70 @@ class WarmDirectory:
         os.symlink(to, os.fsencode(target))
 
     def show(self, name: str, path: str) -> int:
-        """Give a staged file its place; returns its mtime as stored, in nanoseconds."""
+        """Give a staged file its place; returns its mtime as stored, in nanoseconds.
+
+        An error of OBSTRUCTING is of that place alone. Nothing is written through symlinks: what
+        they lead to is another file's place.
+        """
         target = self.directory / path
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for parent in _above(path):
+            self._make_directory(self.directory / parent)
         with contextlib.suppress(OSError):
             if target.is_dir() and not target.is_symlink():
                 target.rmdir()  # A directory was there before, and is empty by now.
         os.rename(self._staging / name, target)
         return os.lstat(target).st_mtime_ns
+
+    def _make_directory(self, place: Path) -> None:
+        try:
+            if stat.S_ISDIR(os.lstat(place).st_mode):
+                return
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):  # Another node was faster.
+                place.mkdir()
+            return
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+
+    def obstacle(self, path: str, leaving: Collection[str], clear: set[str]) -> str | None:
+        """What is seen in the way of a copy that is to be shown at a path, for people.
+
+        `leaving`: paths of copies that will be gone by then; `clear`: directories that are known to
+        be in nobody's way, to which those are added that are found.
+        """
+        for parent in _above(path):
+            if parent in clear:
+                continue
+            kind = self._kind(parent)
+            if kind is not None and not stat.S_ISDIR(kind):
+                return None if parent in leaving else self._say(parent, "is no directory")
+            clear.add(parent)
+        kind = self._kind(path)
+        if kind is None or not stat.S_ISDIR(kind) or self._goes(self.directory / path, leaving):
+            return None
+        return self._say(path, "is a directory")
+
+    def _kind(self, path: str) -> int | None:
+        try:
+            return os.lstat(self.directory / path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno not in OBSTRUCTING:
+                raise
+            return None  # It shows when it is tried.
+
+    def _goes(self, folder: Path, leaving: Collection[str]) -> bool:
+        """Whether a directory is empty, or will be."""
+        with os.scandir(folder) as entries:
+            return all(
+                self._goes(Path(entry.path), leaving)
+                if entry.is_dir(follow_symlinks=False)
+                else str(Path(entry.path).relative_to(self.directory)) in leaving
+                for entry in entries
+            )
+
+    def _say(self, path: str, what: str) -> str:
+        return f"{self.directory / path} {what}: move it away"
 
     def drop(self, name: str) -> None:
         """A staged file is not wanted after all."""
@@ -169,7 +233,7 @@ class WarmDirectory:
     def remove(self, shown: Shown) -> bool:
         """A copy goes, with the directories that are empty then; True if it is gone. Idempotent.
 
-        False: somebody has touched it, and it stays.
+        False: somebody has touched it, and it stays. An error of OBSTRUCTING is of it alone.
         """
         try:
             if not shown.is_it(os.lstat(self.directory / shown.path)):
@@ -195,7 +259,7 @@ class WarmDirectory:
         inside = str(self.directory)
         for folder in sorted(folders, key=len, reverse=True):
             if folder == inside or folder.startswith(inside + "/"):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     _sync(Path(folder), os.O_RDONLY | os.O_DIRECTORY)
 
     # -- reading ------------------------------------------------------------------------------
@@ -237,6 +301,12 @@ class WarmDirectory:
                 os.close(writing)
         finally:
             os.close(reading)
+
+
+def _above(path: str) -> list[str]:
+    """Every directory above a path, from the top."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def first_bytes(path: bytes | str, limit: int) -> bytes:

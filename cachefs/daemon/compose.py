@@ -350,7 +350,7 @@ def compose(
     if tiering is not None:
         tiering.attach(inspector, eviction, contents, commits)
         rescuer.find = tiering.regain
-    warm_trouble = (lambda: tiering.tier.trouble) if tiering is not None else lambda: None
+    warm_lacks = tiering.lacks if tiering is not None else lambda root: False
     prefetcher = make_prefetcher(settings, meta, files, contents, space, lanes)
     prefetcher.while_wanted = askers.wanted
     return Parts(
@@ -371,7 +371,7 @@ def compose(
         eviction=eviction,
         pacing=pacing,
         tiering=tiering,
-        hot=HotTier(settings, meta, queue, eviction, complete, warm_trouble),
+        hot=HotTier(settings, meta, queue, eviction, complete, warm_lacks),
         restraint=make_restraint(settings, meta, queue, pacing, contents, ledgers),
         syncer=syncer,
         snapshots=snapshots,

@@ -65,7 +65,7 @@ class HotTier:
         queue: EffectQueue,
         eviction: Eviction,
         complete: Complete,
-        next_tier: Callable[[], str | None],
+        lacks: Callable[[str], bool],
     ) -> None:
         self._queue = queue
         self.rules = hot_rules(settings.tiers)
@@ -75,7 +75,7 @@ class HotTier:
             complete,
             keeps=eviction.keeps,
             evict=eviction.evict,
-            next_tier=next_tier,
+            lacks=lacks,
         )
 
     async def run(self) -> None:

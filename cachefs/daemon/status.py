@@ -172,6 +172,7 @@ class StatusReport:
     def _elsewhere(self) -> Iterator[dict[str, str]]:
         """What no effect tells of."""
         yield from self._held()
+        yield from self._obstructed()
         yield from itertools.islice(devices.lost_files(self._services), MOST)
 
     def _held(self) -> Iterator[dict[str, str]]:
@@ -180,6 +181,13 @@ class StatusReport:
             for name in self._meta.dentries.of_inode(gen.ino)[:1]:
                 key = self._meta.dentries.path(name.parent, name.name).decode()
                 yield {"path": absolute(self._services, key), "error": gen.error or "held"}
+
+    def _obstructed(self) -> Iterator[dict[str, str]]:
+        """Files whose places in the warm tier are taken, or that cannot go there."""
+        tiering = self._services.tiering
+        found = tiering.tier.obstacles.all if tiering is not None else ()
+        for each in itertools.islice(found, MOST):
+            yield {"path": absolute(self._services, each.path), "error": each.reason}
 
     # -- one path -----------------------------------------------------------------------------
 

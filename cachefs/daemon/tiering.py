@@ -55,6 +55,7 @@ class Tiering:
         assert tiers.warm is not None
         self._meta = meta
         self._queue = queue
+        self._complete = complete
         directory = WarmDirectory(tiers.warm, settings.node.id)
         self.tier = WarmTier(meta, devices, directory, complete)
         self.rules = warm_rules(tiers)
@@ -116,6 +117,10 @@ class Tiering:
         """What rules would do now. Raises OSError."""
         return await self._retention.look(rules)
 
+    def lacks(self, root: str) -> bool:
+        """Whether part of a checkpoint is not there, or the tier cannot be asked."""
+        return self.tier.trouble is not None or self._complete.lacks(root)
+
     async def read(self, key: str, path: str, start: int, end: int, etag: str | None) -> bool:
         """See `ReadWarm`. A copy that anybody has touched is not taken."""
         row = self._meta.warm.of_object(key, etag) if etag is not None else None
@@ -173,6 +178,7 @@ class Tiering:
             "bytes": nbytes,
             "files_left": len(self._meta.warm.wanted()),
             "files_withheld": len(self.tier.withheld),
+            "files_obstructed": len(self.tier.obstacles.all),
             "error": self.tier.trouble,
         }
 

@@ -112,6 +112,15 @@ class Complete:
             return True
         return any(self.is_sign(path, is_link=False) for path in paths)
 
+    def lacks(self, root: str) -> bool:
+        """Whether the tier is known to lack a file of a checkpoint, or has it in another place.
+        What retention has removed does not count."""
+        found = Needs()
+        for member in self._of(root):
+            if member.state != WarmState.RELEASED and not self._is_free(member.path):
+                self._look_at(member, found)
+        return bool(found.lacking)
+
     def needs(self, sign: Sign, unshown: Container[int]) -> Needs:
         """What it waits for; `unshown`: names that have their turn after it, or are its own."""
         found = Needs()

@@ -39,12 +39,12 @@ async def by_checkpoint(
         (left if root is None else groups[root]).append(row)
     for row in left:
         # Where other files tell that their directory is a checkpoint, all below it is its part.
-        root = next((each for each in _above(row.path) if each in groups), None)
+        root = next((each for each in above(row.path) if each in groups), None)
         (others if root is None else groups[root]).append(row)
     return groups, others
 
 
-def _above(path: str) -> Iterator[str]:
+def above(path: str) -> Iterator[str]:
     """Every directory above a path, the nearest first."""
     while path := posixpath.dirname(path):
         yield path

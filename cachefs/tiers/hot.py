@@ -41,17 +41,17 @@ class HotRetention:
         *,
         keeps: Callable[[GenerationRow], str | None],
         evict: Callable[[int], Awaitable[int]],
-        next_tier: Callable[[], str | None],
+        lacks: Callable[[str], bool],
     ) -> None:
         """`keeps`: why a generation may not leave the cache now (`dirty`, `open`, `uncopied`,
         `pinned`); `evict`: forgets its cache file, if it still may go, and returns the bytes;
-        `next_tier`: why nothing is known of the next tier now."""
+        `lacks`: whether the next tier lacks part of a checkpoint, or is not there to be asked."""
         self._meta = meta
         self._queue = queue
         self._complete = complete
         self._keeps = keeps
         self._evict = evict
-        self._next_tier = next_tier
+        self._lacks = lacks
 
     async def look(self, rules: Rules) -> list[Verdict]:
         """What would become of each checkpoint in the cache now, newest first."""
@@ -85,7 +85,7 @@ class HotRetention:
             checkpoints.step_of(root),
             sum(row.size for row in rows),
             max(row.changed_ns for row in rows),
-            not reasons and self._next_tier() is None and self._is_finished(root),
+            not reasons and self._is_finished(root),
             stays,
         )
 
@@ -94,8 +94,8 @@ class HotRetention:
         return self._keeps(gen) if gen is not None else None
 
     def _is_finished(self, root: str) -> bool:
-        """Whether the checkpoint is whole, and the store shows all of it as it is here; what is
-        not in the cache any more is nowhere else."""
+        """Whether the checkpoint is whole, and the next tier and the store show all of it as it is
+        here; what is not in the cache any more is nowhere else."""
         members = self._complete.members(root)
         paths = [each.path for each in members]
         return (
@@ -103,6 +103,7 @@ class HotRetention:
             and not any(map(self._complete.is_temp, paths))
             and not any(each.is_open for each in members)
             and not self._pending({each.dentry for each in members})
+            and not self._lacks(root)
         )
 
     def _pending(self, dentries: Collection[int]) -> bool:

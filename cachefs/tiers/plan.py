@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -11,6 +12,7 @@ from cachefs.cache.warmdir import Shown
 from cachefs.meta import Meta
 from cachefs.meta.warm import WantedRow, WarmRow, WarmState
 from cachefs.tiers.complete import Complete
+from cachefs.tiers.grouping import above
 
 _AT_A_TIME = 256
 """Rows that are looked at before requests are served again."""
@@ -50,6 +52,8 @@ class Plan:
     """Copies of names that are gone, at whose paths others will be."""
     taken: set[str] = field(default_factory=set)
     """Paths at which a copy is now."""
+    blocked: list[Copy] = field(default_factory=list)
+    """What cannot be shown in this round, because something else is in its place."""
     lacking: bool = False
     """Something will be copied once it is in the cache, which nobody tells of."""
 
@@ -121,6 +125,39 @@ class Planner:
         return rows + [
             row for row in plan.renewed if self.is_sign(row) and root_of(row.path) in roots - {None}
         ]
+
+    def set_aside(self, plan: Plan, names: Collection[int]) -> None:
+        """These cannot be shown now: data that has another path stays where it is."""
+        plan.blocked += [each for each in plan.copies if each.dentry in names]
+        plan.data = [each for each in plan.data if each.dentry not in names]
+        plan.signs = [each for each in plan.signs if each.dentry not in names]
+        staying = {id(each.old) for each in plan.blocked if each.old is not None}
+        plan.leaving = [row for row in plan.leaving if id(row) not in staying]
+
+    def told_of_by(self, plan: Plan, signs: Iterable[WarmRow]) -> set[int]:
+        """Names in the checkpoints of signs that cannot be taken away."""
+        roots = {self._complete.root_of_sign(row.path) for row in signs} - {None}
+        found = set()
+        for copy in plan.copies if roots else ():
+            paths = [copy.path] if copy.old is None else [copy.path, copy.old.path]
+            if not roots.isdisjoint(self._complete.root_of_sign(path) for path in paths):
+                found.add(copy.dentry)
+        return found
+
+    def in_the_way(self, plan: Plan) -> dict[int, list[WarmRow]]:
+        """Name -> copies that leave, and are above the path where that is to be shown, or below it:
+        a file has become a directory there, or a directory a file. Signs first."""
+        leaving = {row.path: row for row in plan.leaving}
+        paths = sorted(leaving)
+        found = {}
+        for copy in plan.copies if leaving else ():
+            # "0" is the character that follows "/".
+            begin, end = (bisect_left(paths, copy.path + each) for each in "/0")
+            around = (*above(copy.path), *paths[begin:end])
+            rows = [leaving[path] for path in around if path in leaving]
+            if rows:
+                found[copy.dentry] = sorted(rows, key=self.is_sign, reverse=True)
+        return found
 
     def is_sign(self, row: WarmRow) -> bool:
         """Whether a copy tells of others."""

@@ -82,7 +82,8 @@ class Retention:
             max(row.mtime_ns for row in held),
             not lacks
             and self._complete.is_whole(root, [row.path for row in held])
-            and all(map(self._is_in_store, held)),
+            and all(map(self._is_in_store, held))
+            and not self._complete.lacks(root),
             named,
         )
 
@@ -152,7 +153,8 @@ class Retention:
         rows = list(held)
         if not all(map(self._is_in_store, rows)):
             return  # Written anew while others were removed.
-        await self._tier.remove(rows)
+        if await self._tier.remove(rows):
+            return  # It is told. All counts as there, and is removed again, until the rest goes.
         with self._meta.transaction():
             for row in rows:
                 row.state = WarmState.RELEASED

@@ -12,8 +12,9 @@ sealed and has no copy yet, and every copy whose name has moved or gone. Then, i
  5. then what is gone is removed, signs first: unless a pointer that is withheld may still name it.
 
 If content changed between the plan and its copy, the round ends before step 2, with files shown
-that replace nothing. Only copies that are as they were written are moved or removed: what somebody
-has touched is forgotten, and stays where it is.
+that replace nothing. A name whose place is taken by something else (`tiers.obstacles`) is left out,
+and what tells of it is withheld. Only copies that are as they were written are moved or removed:
+what somebody has touched is forgotten, and stays where it is.
 
 Runs on the trio thread; what touches the directory runs in other threads. A row of the table `warm`
 is written after what it tells of is on the disk, so a kill at any point repeats work at most.
@@ -26,7 +27,6 @@ import itertools
 import math
 import posixpath
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import structlog
 import trio
@@ -38,7 +38,9 @@ from cachefs.meta import Meta
 from cachefs.meta.rows import GenerationRow
 from cachefs.meta.warm import WarmRow, WarmState, outdated
 from cachefs.tiers.complete import Complete, Sign
-from cachefs.tiers.plan import Copy, Plan, Planner, shown
+from cachefs.tiers.obstacles import Obstacles
+from cachefs.tiers.placing import Placer
+from cachefs.tiers.plan import Copy, Plan, Planner
 from cachefs.tiers.staging import Stager
 
 log = structlog.get_logger("cachefs.warm")
@@ -84,6 +86,8 @@ class WarmTier:
         self._complete = complete
         self._planner = Planner(meta, complete)
         self.stager = Stager(meta, devices, directory)
+        self._placer = Placer(directory)
+        self.obstacles = Obstacles(directory)
         self.lock = trio.Lock()
         self.problem: str | None = _UNKNOWN
         """Why nothing can be copied at the moment, as far as it has answered; see `trouble`."""
@@ -92,6 +96,8 @@ class WarmTier:
         self.stager.on_staged = self._note_life
         self.withheld: frozenset[int] = frozenset()
         """Names of signs that wait for what they tell of."""
+        self._waiting: frozenset[int] = frozenset()
+        """These, and what is obstructed, when it was last told."""
         self._awaited: set[int] = set()
         """Generations that the store waits for."""
         self._restless = False
@@ -115,11 +121,12 @@ class WarmTier:
 
     def has(self, gen: int) -> bool:
         """Whether a generation's bytes are in the tier, under all names that it has."""
-        names_of = {row.dentry for row in self._meta.warm.of_gen(gen)}
+        places = {row.dentry: row.path for row in self._meta.warm.of_gen(gen)}
         row = self._meta.generations.get(gen)
-        if row is None or not names_of:
+        if row is None or not places:
             return False
-        return names_of >= {each.id for each in self._meta.dentries.of_inode(row.ino)}
+        names_of = [each.id for each in self._meta.dentries.of_inode(row.ino)]
+        return all(places.get(each) == self._planner.path_of(each) for each in names_of)
 
     def will_have(self, gen: int) -> bool:
         """Whether a copy is on its way, and waits for nothing but its turn."""
@@ -128,7 +135,8 @@ class WarmTier:
 
     def _may_come(self, dentry: int) -> bool:
         path = self._planner.path_of(dentry)
-        if path is None or dentry in self.withheld or self._complete.is_temp(path):
+        waits = dentry in self.withheld or dentry in self.obstacles.found
+        if path is None or waits or self._complete.is_temp(path):
             return False
         # What waits for the store is nothing that the store may wait for.
         is_sign = self._complete.is_sign(path, is_link=False)
@@ -143,8 +151,10 @@ class WarmTier:
         return gen in self._awaited
 
     def is_needed(self, row: GenerationRow) -> bool:
-        """Whether a cache file must stay because the tier still wants it, and works."""
-        return self.trouble is None and bool(self._wanting(row.gen))
+        """Whether a cache file must stay because the tier still wants it, and works. What is
+        obstructed may be so for long: nobody who writes waits for room because of it."""
+        waiting = self.obstacles.found.keys()
+        return self.trouble is None and not self._wanting(row.gen).keys() <= waiting
 
     def _wanting(self, gen: int) -> dict[int, str]:
         """Names, with their paths, that are to get a copy of a generation."""
@@ -240,15 +250,21 @@ class WarmTier:
         moot = self._awaited - {each.wanted.gen for each in plan.copies}
         if plan.is_empty:
             self._restless = plan.lacking
+            self.obstacles.found.clear()
             self._note(plan, moot, frozenset(), set())
             return False
         await trio.to_thread.run_sync(self.directory.check)
+        self._planner.set_aside(
+            plan, await self.obstacles.look(plan.copies, {row.path for row in plan.leaving})
+        )
+        await self._block(plan.blocked)
         moved = [each for each in plan.signs if each.moved]
         staged = await self.stager.stage_all([*plan.data, *moved])
         changed = self._forget_touched([e for e in plan.copies if e.moved], staged)
         whole = all(each.dentry in staged for each in plan.data)
         if whole:
-            await self.remove(self._planner.first_to_go(plan))
+            refused = await self.remove(self._planner.first_to_go(plan))
+            self._planner.set_aside(plan, self._planner.told_of_by(plan, refused))
         ready = [each for each in plan.data if each.dentry in staged]
         changed |= await self._show([e for e in ready if whole or not plan.changes(e)], plan)
         withheld = self.withheld
@@ -258,7 +274,7 @@ class WarmTier:
             ready = list(itertools.takewhile(lambda each: each.dentry in staged, signs))
             changed |= await self._show(ready, plan)
             changed |= await self._clear(plan, withheld)
-        self._restless = bool(withheld) or plan.lacking or not whole
+        self._restless = bool(withheld or self.obstacles.all) or plan.lacking or not whole
         self._note(plan, moot, withheld, changed)
         return bool(changed)
 
@@ -266,10 +282,12 @@ class WarmTier:
         self, plan: Plan, moot: set[int], withheld: frozenset[int], changed: set[int]
     ) -> None:
         """Tell those who wait, if a round brought them anything."""
-        more = withheld - self.withheld
-        self.withheld = withheld
-        done = changed | withheld
-        self._awaited -= moot | {e.wanted.gen for e in plan.copies if e.dentry in done}
+        waiting = withheld | self.obstacles.found.keys()
+        more = waiting - self._waiting
+        self.withheld, self._waiting = withheld, waiting
+        done = changed | waiting
+        all_copies = (*plan.copies, *plan.blocked)
+        self._awaited -= moot | {e.wanted.gen for e in all_copies if e.dentry in done}
         if changed or moot or more:
             self.on_change()
 
@@ -315,31 +333,39 @@ class WarmTier:
     async def _show(self, copies: Sequence[Copy], plan: Plan) -> set[int]:
         if not copies:
             return set()
-        leaving = frozenset(row.path for row in plan.leaving)
-        rows = await trio.to_thread.run_sync(self._show_all, copies, leaving)
+        show, in_the_way = self._placer.show, self._planner.in_the_way(plan)
+        rows, failed = await trio.to_thread.run_sync(show, copies, plan, in_the_way)
         with self._meta.transaction():
-            for row, copy in zip(rows, copies, strict=True):
+            for row, copy in rows:
                 if self.stager.is_rewritten(copy.wanted):
                     row.gen = outdated(row.gen)
                 self._meta.warm.put(row)
-        for row in rows:
+        for copy, reason in failed:
+            self.obstacles.note_failed(copy, reason)
+        await self._block([copy for copy, _ in failed])
+        shown_now = {copy.dentry for _, copy in rows}
+        self.obstacles.note_shown(shown_now)
+        for row, _ in rows:
             self.on_copied(row.size)
-        return {row.dentry for row in rows}
+        return shown_now
 
-    def _show_all(self, copies: Sequence[Copy], leaving: frozenset[str]) -> list[WarmRow]:
-        """In a thread: one after the other, then all names to the disk. What a copy leaves behind
-        goes before the new place is on record, or nobody would know of it after a kill."""
-        rows = []
-        for copy in copies:
-            wanted, name = copy.wanted, str(copy.dentry)
-            mtime = self.directory.show(name, copy.path)
-            rows.append(WarmRow(wanted.dentry, copy.path, wanted.gen, wanted.size, mtime))
-            if copy.moved:
-                self.directory.drop(name)  # It stays where both were links to one file.
-            if copy.old is not None and copy.old.path in leaving:
-                self.directory.remove(shown(copy.old))
-        self.directory.sync([row.path for row in rows])
-        return rows
+    async def _block(self, copies: Sequence[Copy]) -> None:
+        """They cannot have their places. Signs go from where they were, for what they tell of is no
+        longer there; other copies that have another path now stay until they can follow."""
+        data = [each for each in copies if not each.moved]
+        signs = [
+            (each, each.old)
+            for each in copies
+            if each.moved and each.old is not None and self._planner.is_sign(each.old)
+        ]
+        await self.remove([old for _, old in signs])
+        with self._meta.transaction():
+            for each, _ in signs:
+                self._put_lacking(WarmRow(each.dentry, each.path, 0, 0, 0), each.wanted.gen)
+            for each in data:
+                old = each.old or WarmRow(each.dentry, each.path, 0, 0, 0)
+                if (old.gen, old.state) != (each.wanted.gen, WarmState.LACKING):
+                    self._put_lacking(old, each.wanted.gen)
 
     # -- removing -----------------------------------------------------------------------------
 
@@ -347,8 +373,8 @@ class WarmTier:
         """Remove what is gone; the names of which nothing is known any more."""
         pointers = [
             each.path
-            for each in plan.signs
-            if each.dentry in withheld
+            for each in (*plan.signs, *plan.blocked)
+            if (each.dentry in withheld or each in plan.blocked)
             and each.path in plan.taken
             and self._complete.root_of_sign(each.path) is None
         ]
@@ -356,24 +382,31 @@ class WarmTier:
         kept = {row.dentry for row in plan.gone if f"/{row.path}".startswith(folders)}
         gone = [row for row in plan.gone if row.dentry not in kept]
         over = {row.dentry for row in (*gone, *(row for row, _ in plan.renamed))}
-        await self.remove([row for row in plan.leaving if row.dentry in over])
+        stuck = await self.remove([row for row in plan.leaving if row.dentry in over])
+        over -= {row.dentry for row in stuck}
         with self._meta.transaction():
             for row in gone:
-                self._meta.warm.forget(row.dentry)
+                if row.dentry in over:
+                    self._meta.warm.forget(row.dentry)
             for row, path in plan.renamed:
-                self._meta.warm.put(WarmRow(row.dentry, path, row.gen, 0, 0, row.state))
+                if row.dentry in over:
+                    self._meta.warm.put(WarmRow(row.dentry, path, row.gen, 0, 0, row.state))
         return over
 
-    async def remove(self, rows: Sequence[WarmRow]) -> None:
+    async def remove(self, rows: Sequence[WarmRow]) -> list[WarmRow]:
         """Remove copies, by who holds `lock`: signs first, so that nobody takes the rest for whole.
-        Those that somebody has touched stay. Raises OSError."""
+        Those that somebody has touched stay. Returns those that cannot be removed; what a sign
+        tells of stays with it. Raises OSError."""
         signs = [row for row in rows if self._planner.is_sign(row)]
         others = [row for row in rows if not self._planner.is_sign(row)]
-        for each in filter(None, (signs, others)):
-            await trio.to_thread.run_sync(partial(self._remove_all, each))
-
-    def _remove_all(self, rows: Sequence[WarmRow]) -> None:
-        self.directory.check()
-        for row in rows:
-            self.directory.remove(shown(row))
-        self.directory.sync([row.path for row in rows])
+        refused: dict[int, str] = {}
+        if signs:
+            refused |= await trio.to_thread.run_sync(self._placer.remove, signs)
+        root_of = self._complete.root_of_sign
+        roots = {root_of(row.path) for row in signs if row.dentry in refused} - {None}
+        held = [row for row in others if roots and root_of(row.path) in roots]
+        free = [row for row in others if row not in held]
+        if free:
+            refused |= await trio.to_thread.run_sync(self._placer.remove, free)
+        self.obstacles.note_removed(rows, refused)
+        return [*held, *(row for row in rows if row.dentry in refused)]
