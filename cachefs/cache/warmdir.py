@@ -32,6 +32,8 @@ _OWN = ".cachefs"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_BLOCK = 512
+"""Bytes that `st_blocks` counts in."""
 OBSTRUCTING = frozenset(
     (
         errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG,
@@ -121,18 +123,36 @@ class WarmDirectory:
     def stage(self, name: str, source: str, size: int, attributes: Attributes) -> None:
         """Copy the cache file `source`, which has `size` bytes, to the staged file `name`.
 
-        Its bytes are on the disk when this returns. EIO when the source is not of that size.
+        Its bytes are on the disk when this returns. EIO when the source is not of that size; ENOSPC
+        or EDQUOT leave nothing behind.
         """
         target = self._staging / name
         with contextlib.suppress(FileNotFoundError):
             target.unlink()
         reading = os.open(source, _READ)
         try:
-            if os.fstat(reading).st_size != size:
+            found = os.fstat(reading)
+            if found.st_size != size:
                 raise OSError(errno.EIO, "the cache file has another size", source)
+            self._require_room(found.st_blocks * _BLOCK)
             _make_copy(reading, target, attributes)
+        except OSError:
+            with contextlib.suppress(OSError):
+                target.unlink()
+            raise
         finally:
             os.close(reading)
+
+    def free(self) -> int | None:
+        """Bytes that have room; None where the filesystem does not tell."""
+        found = os.statvfs(self.directory)
+        return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+    def _require_room(self, needed: int) -> None:
+        """A large file is not copied in vain, again and again."""
+        free = self.free()
+        if free is not None and free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
 
     def stage_link(self, name: str, to: bytes) -> None:
         """Make the staged symlink `name`."""

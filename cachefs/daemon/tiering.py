@@ -59,6 +59,7 @@ class Tiering:
         directory = WarmDirectory(tiers.warm, settings.node.id)
         self.tier = WarmTier(meta, devices, directory, complete)
         self.rules = warm_rules(tiers)
+        self.tier.room.can_be_made = self.rules.any
         self._retention = Retention(meta, queue, self.tier, complete, self.rules)
         self.tier.on_copied = metrics.counter("cachefs_warm_bytes_total").inc
         self.tier.on_change = queue.kick
@@ -124,7 +125,7 @@ class Tiering:
     async def read(self, key: str, path: str, start: int, end: int, etag: str | None) -> bool:
         """See `ReadWarm`. A copy that anybody has touched is not taken."""
         row = self._meta.warm.of_object(key, etag) if etag is not None else None
-        if row is None or self.tier.trouble is not None:
+        if row is None or self.tier.is_silent:
             return False
         read_into = self.tier.directory.read_into
         try:

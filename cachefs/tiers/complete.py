@@ -112,6 +112,16 @@ class Complete:
             return True
         return any(self.is_sign(path, is_link=False) for path in paths)
 
+    def is_finished(self, root: str) -> bool:
+        """Whether a checkpoint is whole, and none of its files is being written."""
+        members = self._of(root)
+        paths = [each.path for each in members]
+        return (
+            self.is_whole(root, paths)
+            and not any(map(self.is_temp, paths))
+            and not any(each.is_open for each in members)
+        )
+
     def lacks(self, root: str) -> bool:
         """Whether the tier is known to lack a file of a checkpoint, or has it in another place.
         What retention has removed does not count."""

@@ -96,13 +96,9 @@ class HotRetention:
     def _is_finished(self, root: str) -> bool:
         """Whether the checkpoint is whole, and the next tier and the store show all of it as it is
         here; what is not in the cache any more is nowhere else."""
-        members = self._complete.members(root)
-        paths = [each.path for each in members]
         return (
-            self._complete.is_whole(root, paths)
-            and not any(map(self._complete.is_temp, paths))
-            and not any(each.is_open for each in members)
-            and not self._pending({each.dentry for each in members})
+            self._complete.is_finished(root)
+            and not self._pending({each.dentry for each in self._complete.members(root)})
             and not self._lacks(root)
         )
 

@@ -67,6 +67,14 @@ class Plan:
         """Whether there is nothing to do."""
         return not (self.data or self.signs or self.gone or self.renamed)
 
+    def set_aside(self, names: Collection[int]) -> None:
+        """These cannot be shown now: data that has another path stays where it is."""
+        self.blocked += [each for each in self.copies if each.dentry in names]
+        self.data = [each for each in self.data if each.dentry not in names]
+        self.signs = [each for each in self.signs if each.dentry not in names]
+        staying = {id(each.old) for each in self.blocked if each.old is not None}
+        self.leaving = [row for row in self.leaving if id(row) not in staying]
+
     def changes(self, copy: Copy) -> bool:
         """Whether a copy replaces another, or leaves its place."""
         return copy.path in self.taken or copy.moved
@@ -125,14 +133,6 @@ class Planner:
         return rows + [
             row for row in plan.renewed if self.is_sign(row) and root_of(row.path) in roots - {None}
         ]
-
-    def set_aside(self, plan: Plan, names: Collection[int]) -> None:
-        """These cannot be shown now: data that has another path stays where it is."""
-        plan.blocked += [each for each in plan.copies if each.dentry in names]
-        plan.data = [each for each in plan.data if each.dentry not in names]
-        plan.signs = [each for each in plan.signs if each.dentry not in names]
-        staying = {id(each.old) for each in plan.blocked if each.old is not None}
-        plan.leaving = [row for row in plan.leaving if id(row) not in staying]
 
     def told_of_by(self, plan: Plan, signs: Iterable[WarmRow]) -> set[int]:
         """Names in the checkpoints of signs that cannot be taken away."""

@@ -1,7 +1,9 @@
 """Retention in the warm tier: finds the checkpoints there, judges them, removes those that may go.
 
-What a pointer or symlink names stays: one that is in the tier, or is on its way there. From the
-store nothing is removed but what was removed in the mount.
+What a pointer or symlink names stays: one that is in the tier, or is on its way there. Where what
+is newer finds no room, older checkpoints that the store has whole give way, and a pointer that
+names one of them goes first if its new text waits for what is newer. From the store nothing is
+removed but what was removed in the mount.
 
 Tables are gone through a few rows at a time, so that requests are served in between.
 """
@@ -9,16 +11,18 @@ Tables are gone through a few rows at a time, so that requests are served in bet
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import structlog
 import trio
 
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
-from cachefs.meta.warm import WarmRow, WarmState
+from cachefs.meta.warm import MemberRow, WarmRow, WarmState
 from cachefs.model import checkpoints
-from cachefs.model.retention import Kept, Rules, Verdict, judge
+from cachefs.model.retention import Coming, Kept, Rules, Verdict, judge, make_room
 from cachefs.model.states import GenState
 from cachefs.tiers.complete import Complete, Sign
 from cachefs.tiers.grouping import by_checkpoint, gently
@@ -48,23 +52,41 @@ class Retention:
         OSError."""
         return (await self._look(rules))[0]
 
-    async def _look(self, rules: Rules) -> tuple[list[Verdict], dict[str, list[WarmRow]]]:
+    async def _look(self, rules: Rules) -> tuple[list[Verdict], _Found]:
         groups, others = await self._groups()
         links = [row for rows in groups.values() for row in rows if row.gen == 0]
         named = await self._named(groups, [row for row in (*links, *others) if _is_held(row)])
         kept = [
-            self._describe(root, rows, named.get(root, ""))
+            self._describe(root, rows, named.get(root, []))
             async for root, rows in gently(groups.items())
         ]
-        return judge(rules, kept, time.time_ns()), groups
+        verdicts = judge(rules, kept, time.time_ns())
+        coming = self._coming_checkpoint()
+        if coming is not None and rules.any:
+            verdicts = make_room(rules, verdicts, coming)
+        return verdicts, _Found(groups, named, coming)
+
+    def _coming_checkpoint(self) -> Coming | None:
+        """What found no room in the tier."""
+        lacking = self._tier.room.lacking
+        if lacking is None:
+            return None
+        whole = below = False
+        if lacking.is_checkpoint:
+            whole = self._complete.is_finished(lacking.name)
+            below = self._is_below(lacking.name)
+        return Coming(lacking.name, lacking.nbytes, lacking.changed_ns, whole, below)
 
     async def apply(self) -> list[Verdict]:
         """Remove what may go; the verdicts by which that was decided. Raises OSError."""
         async with self._tier.lock:
-            verdicts, groups = await self._look(self._rules)
-            for verdict in verdicts:
-                if verdict.goes:
-                    await self._release(verdict, filter(_is_held, groups[verdict.checkpoint.root]))
+            verdicts, found = await self._look(self._rules)
+            gone = [each for each in verdicts if each.goes and await self._release(each, found)]
+            if found.coming is not None:
+                freed = sum(each.checkpoint.nbytes for each in gone)
+                itself = any(each.checkpoint.root == found.coming.root for each in gone)
+                is_made = itself or freed >= found.coming.nbytes
+                self._tier.note_judged(is_made=is_made, has_changed=bool(gone))
         return verdicts
 
     async def _groups(self) -> tuple[dict[str, list[WarmRow]], list[WarmRow]]:
@@ -72,9 +94,10 @@ class Retention:
         groups, others = await by_checkpoint(self._meta.warm.all(), self._complete)
         return {root: rows for root, rows in groups.items() if any(map(_is_held, rows))}, others
 
-    def _describe(self, root: str, rows: Sequence[WarmRow], named: str) -> Kept:
+    def _describe(self, root: str, rows: Sequence[WarmRow], named: Sequence[_Naming]) -> Kept:
         held = [row for row in rows if _is_held(row)]
         lacks = any(row.state == WarmState.LACKING for row in rows)
+        in_store = all(map(self._is_in_store, held))
         return Kept(
             root,
             checkpoints.step_of(root),
@@ -82,10 +105,25 @@ class Retention:
             max(row.mtime_ns for row in held),
             not lacks
             and self._complete.is_whole(root, [row.path for row in held])
-            and all(map(self._is_in_store, held))
+            and in_store
             and not self._complete.lacks(root),
-            named,
+            f"named by {named[0].path}" if named else "",
+            in_store and self._is_below(root),
+            any(each.outdated is None for each in named),
         )
+
+    def _is_below(self, root: str) -> bool:
+        """Whether the store has all that there is of a checkpoint, in whatever tier."""
+        members = self._complete.members(root)
+        return not any(each.is_open or not self._is_member_in_store(each) for each in members)
+
+    def _is_member_in_store(self, member: MemberRow) -> bool:
+        if self._queue.of_dentry(member.dentry):
+            return False
+        gen = self._meta.generations.get(member.gen) if member.gen is not None else None
+        if gen is not None:
+            return gen.state == GenState.DURABLE
+        return member.is_link or any(e.etag for e in self._meta.objects.of_dentry(member.dentry))
 
     def _is_in_store(self, row: WarmRow) -> bool:
         if self._queue.of_dentry(row.dentry):
@@ -99,13 +137,20 @@ class Retention:
 
     # -- pointers -----------------------------------------------------------------------------
 
-    async def _named(self, roots: Iterable[str], rows: Iterable[WarmRow]) -> dict[str, str]:
-        """Checkpoint -> what a pointer that names it has to say for it."""
-        named: dict[str, str] = {}
-        async for sign in gently([*await self._shown(rows), *await self._coming()]):
+    async def _named(
+        self, roots: Iterable[str], rows: Iterable[WarmRow]
+    ) -> dict[str, list[_Naming]]:
+        """Checkpoint -> the pointers that name it."""
+        named: dict[str, list[_Naming]] = defaultdict(list)
+        known = {row.dentry: row for row in rows}
+        wanted = {each.dentry for each in self._meta.warm.wanted()}
+        signs = [(sign, known[sign.dentry]) for sign in await self._shown(known.values())]
+        async for sign, row in gently([*signs, *((each, None) for each in await self._coming())]):
+            is_old = sign.dentry in wanted or self._meta.dentries.path_of(sign.dentry) is None
+            naming = _Naming(sign.path, row if is_old else None)
             for root in roots:
                 if self._names(sign, root):
-                    named.setdefault(root, f"named by {sign.path}")
+                    named[root].append(naming)
         return named
 
     def _names(self, sign: Sign, root: str) -> bool:
@@ -149,23 +194,63 @@ class Retention:
 
     # -- removing -----------------------------------------------------------------------------
 
-    async def _release(self, verdict: Verdict, held: Iterable[WarmRow]) -> None:
-        rows = list(held)
-        if not all(map(self._is_in_store, rows)):
-            return  # Written anew while others were removed.
+    async def _release(self, verdict: Verdict, found: _Found) -> bool:
+        root = verdict.checkpoint.root
+        rows = list(filter(_is_held, found.groups.get(root, ())))
+        below = verdict.checkpoint.safe or self._is_below(root)
+        if not below or not all(map(self._is_in_store, rows)):
+            return False  # Written anew while others were removed.
+        if not await self._take_pointers(each.outdated for each in found.named.get(root, ())):
+            return False
         if await self._tier.remove(rows):
-            return  # It is told. All counts as there, and is removed again, until the rest goes.
+            return False  # It is told. All counts as there, and is removed again, until it goes.
         with self._meta.transaction():
-            for row in rows:
+            for row in (*rows, *self._uncopied(root)):
                 row.state = WarmState.RELEASED
                 self._meta.warm.put(row)
         log.info(
             "removed from the warm tier",
-            checkpoint=verdict.checkpoint.root,
+            checkpoint=root,
             reason=verdict.reason,
             files=len(rows),
             nbytes=verdict.checkpoint.nbytes,
         )
+        return True
+
+    async def _take_pointers(self, rows: Iterable[WarmRow | None]) -> bool:
+        """What names a checkpoint that has to go before what is to be said instead; False: it
+        cannot be removed."""
+        pointers = [row for row in rows if row is not None]
+        if await self._tier.remove(pointers):
+            return False
+        with self._meta.transaction():
+            for row in pointers:
+                row.state = WarmState.LACKING
+                self._meta.warm.put(row)
+        return True
+
+    def _uncopied(self, root: str) -> list[WarmRow]:
+        """Rows for the files of a checkpoint of which no copy is to be made any more."""
+        names = {each.dentry: each.path for each in self._complete.members(root)}
+        wanted = (each for each in self._meta.warm.wanted() if each.dentry in names)
+        return [WarmRow(e.dentry, names[e.dentry], e.gen, 0, 0) for e in wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class _Naming:
+    """A pointer that names a checkpoint. `outdated`: its copy, if another one is to replace it."""
+
+    path: str
+    outdated: WarmRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What verdicts were made of."""
+
+    groups: dict[str, list[WarmRow]]
+    named: dict[str, list[_Naming]]
+    coming: Coming | None
 
 
 def _is_held(row: WarmRow) -> bool:

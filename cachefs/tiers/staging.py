@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import posixpath
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
-from cachefs.cache.device import CacheDevice
+from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.warmdir import Attributes, WarmDirectory, first_bytes
 from cachefs.meta import Meta
 from cachefs.meta.warm import WantedRow
@@ -19,6 +21,7 @@ from cachefs.tiers.plan import Copy, shown
 
 _AT_ONCE = 4
 """Files that are staged at a time."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _INDEX_MAX = 64 << 20
 
 
@@ -33,30 +36,47 @@ class Stager:
         self._directory = directory
         self.on_staged: Callable[[], None] = lambda: None
         """Called after each file, as a sign of life."""
+        self.no_room: OSError | None = None
+        self.left: list[Copy] = []
+        """Both until `begin`."""
+
+    def begin(self) -> None:
+        """A round begins."""
+        self.no_room, self.left = None, []
 
     async def stage_all(self, copies: Sequence[Copy]) -> set[int]:
         """The names whose content is staged, and still is what it was in the plan.
 
-        After an error nothing more is begun, and it is raised.
+        After an error nothing more is begun, and it is raised; but where it says that there is no
+        room, it is kept in `no_room`, and what found none, or was not begun, in `left`.
         """
         staged: set[int] = set()
         errors: list[OSError] = []
+        left: list[Copy] = []
         waiting = iter(copies)
 
         async def work() -> None:
             for copy in waiting:
+                if errors:
+                    left.append(copy)
+                    continue
                 try:
-                    if not errors and await self._stage(copy):
+                    if await self._stage(copy):
                         staged.add(copy.dentry)
                     self.on_staged()
                 except OSError as error:
                     errors.append(error)
+                    left.append(copy)
 
         async with trio.open_nursery() as nursery:
             for _ in range(min(_AT_ONCE, len(copies))):
                 nursery.start_soon(work)
+        for error in errors:
+            if error.errno not in NO_ROOM:
+                raise error
         if errors:
-            raise errors[0]
+            self.no_room = errors[0]
+            self.left += [each for each in copies if each in left]
         return staged
 
     async def _stage(self, copy: Copy) -> bool:
@@ -94,6 +114,15 @@ class Stager:
             if self._is_current(wanted):
                 raise  # Not because the cache file went away meanwhile.
         return self._is_current(wanted)
+
+    def allocated(self, copies: Iterable[Copy]) -> int:
+        """In a thread: bytes that these take on a disk."""
+        found = 0
+        for copy in copies:
+            if copy.wanted.target is None and not copy.moved:
+                with contextlib.suppress(OSError):
+                    found += os.stat(self._source(copy.wanted)).st_blocks * BLOCK_UNIT
+        return found
 
     def _source(self, wanted: WantedRow) -> str:
         return self._devices[wanted.device].path(wanted.file)

@@ -41,7 +41,8 @@ from cachefs.tiers.complete import Complete, Sign
 from cachefs.tiers.obstacles import Obstacles
 from cachefs.tiers.placing import Placer
 from cachefs.tiers.plan import Copy, Plan, Planner
-from cachefs.tiers.staging import Stager
+from cachefs.tiers.room import Room
+from cachefs.tiers.staging import NO_ROOM, Stager
 
 log = structlog.get_logger("cachefs.warm")
 
@@ -87,6 +88,7 @@ class WarmTier:
         self._planner = Planner(meta, complete)
         self.stager = Stager(meta, devices, directory)
         self._placer = Placer(directory)
+        self.room = Room(meta, directory, complete, self.stager)
         self.obstacles = Obstacles(directory)
         self.lock = trio.Lock()
         self.problem: str | None = _UNKNOWN
@@ -112,9 +114,18 @@ class WarmTier:
     @property
     def trouble(self) -> str | None:
         """Why nothing is to be expected of the tier now; None: it works."""
-        if self.problem is None and trio.current_time() - self._last_sign > _STUCK:
+        if self.problem is None and self._is_stuck:
             return f"the warm tier {self.directory.directory} has not answered for minutes"
-        return self.problem
+        return self.problem or self.room.trouble
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing can be read from it either."""
+        return self.problem is not None or self._is_stuck
+
+    @property
+    def _is_stuck(self) -> bool:
+        return trio.current_time() - self._last_sign > _STUCK
 
     def _note_life(self) -> None:
         self._last_sign = trio.current_time()
@@ -247,24 +258,45 @@ class WarmTier:
     async def round(self) -> bool:
         """One round, by who holds `lock`; whether it has changed anything. Raises OSError."""
         plan = await self._planner.plan()
+        self.stager.begin()
+        changed: set[int] = set()
+        try:
+            changed = await self._work(plan)
+            no_room, left = self.stager.no_room, self.stager.left
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            no_room, left = error, [each for each in plan.copies if not each.moved]
+            self._restless = True
+        if await self.room.note(left, no_room):
+            self.on_change()
+        return bool(changed)
+
+    def note_judged(self, *, is_made: bool, has_changed: bool) -> None:
+        """Whether enough room was made for what found none, and whether any was."""
+        if self.room.note_judged(stays=not is_made) or has_changed:
+            self.on_change()
+
+    async def _work(self, plan: Plan) -> set[int]:
         moot = self._awaited - {each.wanted.gen for each in plan.copies}
         if plan.is_empty:
             self._restless = plan.lacking
             self.obstacles.found.clear()
             self._note(plan, moot, frozenset(), set())
-            return False
+            return set()
         await trio.to_thread.run_sync(self.directory.check)
-        self._planner.set_aside(
-            plan, await self.obstacles.look(plan.copies, {row.path for row in plan.leaving})
-        )
-        await self._block(plan.blocked)
+        leaving = {row.path for row in plan.leaving}
+        obstructed = await self.obstacles.look(plan.copies, leaving)
+        await self._leave_out(plan, [e for e in plan.copies if e.dentry in obstructed])
+        plan.data.sort(key=self.room.comes_first, reverse=True)
         moved = [each for each in plan.signs if each.moved]
         staged = await self.stager.stage_all([*plan.data, *moved])
+        await self._leave_out(plan, self.stager.left)
         changed = self._forget_touched([e for e in plan.copies if e.moved], staged)
         whole = all(each.dentry in staged for each in plan.data)
         if whole:
             refused = await self.remove(self._planner.first_to_go(plan))
-            self._planner.set_aside(plan, self._planner.told_of_by(plan, refused))
+            plan.set_aside(self._planner.told_of_by(plan, refused))
         ready = [each for each in plan.data if each.dentry in staged]
         changed |= await self._show([e for e in ready if whole or not plan.changes(e)], plan)
         withheld = self.withheld
@@ -274,9 +306,10 @@ class WarmTier:
             ready = list(itertools.takewhile(lambda each: each.dentry in staged, signs))
             changed |= await self._show(ready, plan)
             changed |= await self._clear(plan, withheld)
-        self._restless = bool(withheld or self.obstacles.all) or plan.lacking or not whole
+        waits = withheld or plan.blocked or self.obstacles.all
+        self._restless = bool(waits) or plan.lacking or not whole
         self._note(plan, moot, withheld, changed)
-        return bool(changed)
+        return changed
 
     def _note(
         self, plan: Plan, moot: set[int], withheld: frozenset[int], changed: set[int]
@@ -348,6 +381,12 @@ class WarmTier:
         for row, _ in rows:
             self.on_copied(row.size)
         return shown_now
+
+    async def _leave_out(self, plan: Plan, copies: Sequence[Copy]) -> None:
+        """They get no place in this round; nothing waits for them but what tells of them."""
+        if copies:
+            plan.set_aside({each.dentry for each in copies})
+            await self._block(copies)
 
     async def _block(self, copies: Sequence[Copy]) -> None:
         """They cannot have their places. Signs go from where they were, for what they tell of is no

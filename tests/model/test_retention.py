@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.model.retention import Kept, Rules, judge
+from cachefs.model.retention import Coming, Kept, Rules, judge, make_room
 
 NOW = 10**18
 checkpoints = st.lists(
@@ -19,8 +19,18 @@ checkpoints = st.lists(
         changed_ns=st.integers(NOW - 1000, NOW),
         safe=st.booleans(),
         stays=st.sampled_from(["", "named by latest"]),
+        below=st.booleans(),
+        firm=st.booleans(),
     ),
     max_size=12,
+)
+coming = st.builds(
+    Coming,
+    root=st.just("step-new"),
+    nbytes=st.integers(1, 300),
+    changed_ns=st.integers(NOW - 1000, NOW),
+    whole=st.booleans(),
+    below=st.booleans(),
 )
 some = st.none() | st.integers(1, 10)
 rules = st.builds(
@@ -101,3 +111,31 @@ def test_what_the_next_tier_lacks_is_kept_and_said() -> None:
     verdicts = judge(Rules(newest=1), kept, NOW)
     assert not any(v.goes for v in verdicts)
     assert "the next tier lacks part of it" in verdicts[-1].reason
+
+
+@given(rules, checkpoints, coming)
+def test_what_gives_way_to_something_newer(
+    given_rules: Rules, kept: list[Kept], newer: Coming
+) -> None:
+    before = judge(given_rules, kept, NOW)
+    after = make_room(given_rules, before, newer)
+    by_rule = {v.checkpoint.root for v in before if v.goes}
+    gone = [v.checkpoint for v in after if v.goes and v.checkpoint.root != newer.root]
+    more = [each for each in gone if each.root not in by_rule]
+    assert by_rule <= {each.root for each in gone}
+    assert all(each.below and each.changed_ns < newer.changed_ns for each in more)
+    assert not any(each.stays and each.firm for each in more)
+    assert sum(each.nbytes for each in gone) >= newer.nbytes or not more, "none in vain"
+    safe = [v.checkpoint for v in before if v.checkpoint.safe and not v.goes]
+    assert newer.whole or not safe or safe[0] not in more, "nothing to start again from"
+    itself = [v for v in after if v.goes and v.checkpoint.root == newer.root]
+    assert not itself or (
+        newer.below and not more and any(s.changed_ns > newer.changed_ns for s in safe)
+    )
+
+
+def test_no_more_gives_way_than_is_needed() -> None:
+    kept = [replace(each, below=True) for each in made(4)]
+    after = make_room(Rules(newest=9), judge(Rules(newest=9), kept, NOW), Coming("new", 150, NOW))
+    assert [v.checkpoint.root for v in after if v.goes] == ["step-10", "step-0"]
+    assert {v.reason for v in after if v.goes} == {"there is no room for new"}
