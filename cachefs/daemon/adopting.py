@@ -24,13 +24,16 @@ from cachefs.daemon.services import Services
 from cachefs.errors import CachefsError, UsageError
 from cachefs.failpoints import Change
 from cachefs.meta.rows import InodeRow
+from cachefs.model.objectmeta import XATTR_LIMIT, encode_xattrs
 from cachefs.model.states import GenState
 from cachefs.model.survival import Level
 from cachefs.observe.control import Progress
 from cachefs.observe.protocol import ControlError
 from cachefs.vfs.clock import now_ns
 from cachefs.vfs.opened import Lane
+from cachefs.vfs.virtual import PREFIX
 
+_Xattrs = tuple[tuple[bytes, bytes], ...]
 _INTERIM = b".adopted-"
 """Name for the length of one transaction: nobody ever sees it."""
 
@@ -81,15 +84,16 @@ class Adoption:
         status = await trio.to_thread.run_sync(os.lstat, source)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "only regular files can be adopted", source)
+        xattrs = await trio.to_thread.run_sync(_xattrs, source)
         await self._check(folder, name)
         device = self._device(status)
         file = self._services.contents.new_file_number()
         method = await self._bring(device, source, file, status)
         try:
-            await self._check_unchanged(source, status)
+            await self._check_unchanged(source, status, xattrs)
             await self._secure(device, file)
             await self._check(folder, name)
-            self._publish(device, file, status, folder, name)
+            self._publish(device, file, status, xattrs, folder, name)
         except BaseException:
             device.remove(file)
             raise
@@ -126,9 +130,10 @@ class Adoption:
         finally:
             ledger.settle(needed, 0)
 
-    async def _check_unchanged(self, source: str, status: os.stat_result) -> None:
+    async def _check_unchanged(self, source: str, status: os.stat_result, xattrs: _Xattrs) -> None:
         now = await trio.to_thread.run_sync(os.lstat, source)
-        if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        same = await trio.to_thread.run_sync(_xattrs, source) == xattrs
+        if not same or (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
             raise OSError(errno.ETXTBSY, "the file is being written", source)
 
     async def _secure(self, device: CacheDevice, file: int) -> None:
@@ -143,7 +148,13 @@ class Adoption:
         await trio.to_thread.run_sync(device.sync_dir, file)
 
     def _publish(
-        self, device: CacheDevice, file: int, status: os.stat_result, folder: Spot, name: bytes
+        self,
+        device: CacheDevice,
+        file: int,
+        status: os.stat_result,
+        xattrs: _Xattrs,
+        folder: Spot,
+        name: bytes,
     ) -> None:
         namespace, parent = self._services.namespace, folder.row.ino
         replaces = self._meta.dentries.get(parent, name) is not None
@@ -160,10 +171,31 @@ class Adoption:
             gen.sealed_ns, gen.synced = gen.created_ns, int(device.survives > Level.PROCESS)
             self._meta.generations.save(gen)
             row.gen = gen.gen
+            for each, value in xattrs:
+                self._meta.inodes.set_xattr(row.ino, each, value)
             namespace.link_new(parent, first, row)
             self._services.contents.publish(row.ino, gen)
             if replaces:
                 namespace.rename(parent, first, parent, name, 0)
+
+
+def _xattrs(source: str) -> _Xattrs:
+    """In a thread: those of users. E2BIG for more than an object can carry."""
+    try:
+        names = os.listxattr(source, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.ENOSYS):
+            return ()
+        raise
+    chosen = [n for n in names if n.startswith("user.") and not n.startswith(PREFIX.decode())]
+    found = tuple(
+        (os.fsencode(each), os.getxattr(source, each, follow_symlinks=False))
+        for each in sorted(chosen)
+    )
+    if len(encode_xattrs(found)) > XATTR_LIMIT:
+        what = f"its extended attributes exceed the {XATTR_LIMIT} bytes that an object can carry"
+        raise OSError(errno.E2BIG, f"{what}: remove some", source)
+    return found
 
 
 def _reason(error: Exception) -> str:

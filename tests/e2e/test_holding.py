@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +121,19 @@ def test_adopting_a_snapshot_in_ram(
     for name, body in files.items():
         (ram_dir / name).write_bytes(body)
         (ram_dir / name).chmod(0o640)
+    labels: dict[str, bytes] = {}
+    with suppress(OSError):  # A tmpfs may not have such attributes.
+        os.setxattr(ram_dir / "model.index.json", "user.step", b"4000")
+        labels["user.step"] = b"4000"
     words = [sys.executable, "-c", script, str(ram_dir), str(mount.path / "last"), *files]
     done = subprocess.run(words, env=mount.env, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["copy"] * 4, done.stderr
     for name, body in files.items():
         assert (mount.path / "last" / name).read_bytes() == body
         assert not (ram_dir / name).exists()
-    assert os.stat(mount.path / "last/model.index.json").st_mode & 0o777 == 0o640
+    index = mount.path / "last/model.index.json"
+    assert os.stat(index).st_mode & 0o777 == 0o640
+    assert {each: os.getxattr(index, each) for each in os.listxattr(index)} == labels
     with before:
         assert before.read() == b"of the step before", "who had it open keeps it"
     mount.wait()
