@@ -163,12 +163,14 @@ class Adoption:
             0, status.st_mode, status.st_uid, status.st_gid, 1, status.st_size,
             status.st_atime_ns, status.st_mtime_ns, now_ns(), blocks=status.st_blocks,
         )  # fmt: skip
+        lasting = device.survives > Level.PROCESS
         with self._meta.transaction(Change.ADOPT):
             row.ino = self._meta.inodes.new_number()
             gen = self._services.contents.add_generation(
-                row.ino, device, file, Lane.TRACKED, state=GenState.SEALED, size=row.size
-            )
-            gen.sealed_ns, gen.synced = gen.created_ns, int(device.survives > Level.PROCESS)
+                row.ino, device, file, Lane.TRACKED, state=GenState.SEALED, size=row.size,
+                anchored=lasting,
+            )  # fmt: skip
+            gen.sealed_ns, gen.synced = gen.created_ns, int(lasting)
             self._meta.generations.save(gen)
             row.gen = gen.gen
             for each, value in xattrs:

@@ -210,7 +210,7 @@ class Server:
         operations.remember_applied(taken_over=lives)
         small.start(self._settings.mount.metadata_ttl)
         parts.storage.note_memory(runfiles.memory_dirs())
-        log.info("recovered", dirty=recovered.dirty, held=recovered.held)
+        log.info("recovered", dirty=recovered.dirty, held=recovered.held, lost=recovered.lost)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_signals)
             nursery.start_soon(tasks.tidy_memory, runfiles.memory_dirs())

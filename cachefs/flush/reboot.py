@@ -3,6 +3,11 @@
 The database and a file's size may have survived while its bytes did not. What was synced is known
 to be whole (`generation.synced`); of the rest, what the store has is read from there again, and
 what it lacks is held for somebody to judge: neither trusted nor thrown away.
+
+The row of a new file may have survived without the file: the kernel writes the database's log when
+it likes, and neither that nor a sync of the log brings anybody's directory entry to the disk. So of
+a file that was never synced nothing may be left. That is told by its name, and is no damage: what
+was ever synced has its entry (`generation.anchored`).
 """
 
 from __future__ import annotations

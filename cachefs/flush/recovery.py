@@ -13,8 +13,8 @@ at rows and at the names of cache files, never at content.
 - effects whose generation is being rewritten stay blocked until it is sealed;
 - a generation in RAM that is lost goes on with its copy on a disk, if it has one; but what was
   written to since that was made is held;
-- after the machine went down, what was never synced is held as well, and copies of what the store
-  has are read again (see `flush.reboot`);
+- after the machine went down, what was never synced is held as well, or told to be lost, and copies
+  of what the store has are read again (see `flush.reboot`);
 - cache files without a row belong to creations that were never answered, or to generations whose
   row went first: removed. But what the database should know and does not, because it lost what was
   committed last, is set aside (`salvaged/`), never removed;
@@ -41,7 +41,16 @@ from cachefs.flush.queue import BLOCKED, PENDING, EffectQueue
 from cachefs.flush.reboot import NOT_ON_DISK, Reboots
 from cachefs.meta import Meta
 from cachefs.meta.rows import EffectRow, GenerationRow, InodeRow
-from cachefs.model.states import DAMAGED, TRANSITIONS, Event, GenState, advance
+from cachefs.model.states import (
+    DAMAGED,
+    DIRTY,
+    NEVER_ON_DISK,
+    TRANSITIONS,
+    Event,
+    GenState,
+    advance,
+)
+from cachefs.model.survival import Level
 
 log = structlog.get_logger("cachefs.recovery")
 
@@ -53,7 +62,9 @@ class Recovered:
     dirty: int
     held: int
     missing: int
-    """Dirty generations whose cache file is gone."""
+    """Dirty generations whose cache file is gone, and should not be."""
+    lost: int
+    """Those that never had one on the disk when the machine went down."""
     highest_file: int
 
 
@@ -111,7 +122,7 @@ class Recovery:
                     self._queue.set_state(effect, PENDING, None)
             if self._rebooted:
                 self.reboots.forget_copies()
-                self._hold_unsynced()
+                self._doubt_unsynced()
             self.reboots.remember()
         reach(Point.RECOVER_AFTER_REMEMBER)
         self._drop_snapshots()
@@ -124,11 +135,12 @@ class Recovery:
             if ino not in open_inodes:
                 self._forget_inode(ino)
         reach(Point.RECOVER_AFTER_UNLINKED)
-        highest, missing = self._match_files()
+        highest, gone = self._match_files()
         reach(Point.RECOVER_AFTER_FILES)
         self._forget_closes()
         dirty = len(generations.in_states(GenState.SEALED))
-        return Recovered(dirty, held, missing, highest)
+        lost = sum(row.error == NEVER_ON_DISK for row in gone)
+        return Recovered(dirty, held, len(gone) - lost, lost, highest)
 
     def _forget_closes(self) -> None:
         """When a file was closed matters until it is sealed."""
@@ -148,14 +160,32 @@ class Recovery:
             db.start_wal_anew()
         return bool(db.lost_commits or db.note) or (not db.had_wal and self.reboots.in_use())
 
-    def _hold_unsynced(self) -> None:
-        """What the machine may have lost goes out only when somebody says that it is whole."""
-        for row in self._meta.generations.in_states(GenState.SEALED):
-            if not row.synced and not self._publish_held:
-                state = advance(GenState.SEALED, Event.HOLD)
-                self._meta.generations.set_state(row.gen, state, NOT_ON_DISK)
+    def _doubt_unsynced(self) -> None:
+        """What the machine may have lost goes out only when somebody says that it is whole. Noted
+        at once: no later daemon will know that the machine went down."""
+        generations = self._meta.generations
+        for row in generations.in_states(*DIRTY, GenState.SUPERSEDED):
+            if row.synced or row.grows:
+                continue
+            why = NEVER_ON_DISK if self._never_was(row) else NOT_ON_DISK
+            if row.state == GenState.SEALED and not self._publish_held:
+                generations.set_state(row.gen, advance(GenState.SEALED, Event.HOLD), why)
                 for effect in self._queue.of_gen(row.gen):
-                    self._queue.set_state(effect, BLOCKED, NOT_ON_DISK)
+                    self._queue.set_state(effect, BLOCKED, why)
+            elif row.state == GenState.OPEN or why == NEVER_ON_DISK:
+                generations.set_state(row.gen, row.state, why)
+
+    def _never_was(self, row: GenerationRow) -> bool:
+        """Whether a power cut explains that there is no cache file. (That it takes what is in RAM
+        along is told as such.)"""
+        device = self._devices[row.device]
+        if row.anchored or row.copy_size is not None or device.survives <= Level.PROCESS:
+            return False
+        try:
+            device.stat(row.file)
+        except FileNotFoundError:
+            return device.healthy
+        return False
 
     def _drop_snapshots(self) -> None:
         """Uploads of files as far as they had grown: begun anew from what the files hold now."""
@@ -184,13 +214,16 @@ class Recovery:
         return sum(not self._settle(row) for row in held)
 
     def release(self, row: GenerationRow) -> None:
-        """Somebody says that a held generation is whole. Raises Refused while a process still
-        writes to it."""
+        """Somebody says that a held generation is whole. Raises Refused if it is lost, or while a
+        process still writes to it."""
         device = self._devices[row.device]
         try:
             written = device.writer_open(row.file)
         except LeaseUnsupported:
             written = False
+        except FileNotFoundError:
+            why = row.error or "its cache file is gone"
+            raise Refused(why, hint="discard it, or write it anew") from None
         if written:
             raise Refused(row.error or "a process still writes to it", hint="end that process")
         with self._meta.transaction(Change.RELEASE_HELD):
@@ -243,6 +276,8 @@ class Recovery:
         except LeaseUnsupported:
             return self._why_unfinished(row)  # Nobody can tell on such a filesystem.
         except OSError as error:
+            if row.error == NEVER_ON_DISK:
+                return NEVER_ON_DISK
             return f"its cache file cannot be used: {error.strerror}"
         pids = " ".join(map(str, orphans.holders(row.ino)))
         return f"a process that outlived its mount still writes to it (pid {pids or 'unknown'})"
@@ -270,9 +305,9 @@ class Recovery:
         paths = (self._meta.dentries.path(name.parent, name.name) for name in names)
         return any(self._is_log(path.decode()) for path in paths)
 
-    def _match_files(self) -> tuple[int, int]:
+    def _match_files(self) -> tuple[int, list[GenerationRow]]:
         """(highest number of a cache file, dirty generations without one)."""
-        highest = missing = 0
+        highest, gone = 0, list[GenerationRow]()
         for device in self._devices:
             found = set(device.list_generations())
             known = self._meta.generations.files(device.index)
@@ -281,8 +316,8 @@ class Recovery:
                 self._clear(
                     device, number, known_once=number <= self._last_file and not self._forgetful
                 )
-            missing += self._note_missing(device, known - found)
-        return highest, missing
+            gone += self._note_missing(device, known - found)
+        return highest, gone
 
     def _clear(self, device: CacheDevice, number: int, *, known_once: bool) -> None:
         """Remove a cache file that no generation has, unless it may hold what nothing else does."""
@@ -294,19 +329,19 @@ class Recovery:
             moved = device.set_aside(number)
             log.warning("recovered a cache file that nobody knows, set aside", file=moved)
 
-    def _note_missing(self, device: CacheDevice, numbers: set[int]) -> int:
-        count = 0
+    def _note_missing(self, device: CacheDevice, numbers: set[int]) -> list[GenerationRow]:
+        gone = []
         for row in self._meta.generations.in_states(*GenState) if numbers else ():
             if row.device != device.index or row.file not in numbers:
                 continue
             if row.state != GenState.DURABLE:
-                count += 1
+                gone.append(row)
                 self._lose(row, device)
             elif not isinstance(device, AbsentDevice):  # That may come back, with its copies.
                 with self._meta.transaction(Change.FORGET_MISSING):
                     self._meta.generations.remove(row.gen)
                     self._meta.inodes.clear_gen(row.ino, row.gen)
-        return count
+        return gone
 
     def _lose(self, row: GenerationRow, device: CacheDevice) -> None:
         """A dirty cache file is not where it should be: told, and what waits for it is stopped. It
@@ -317,7 +352,11 @@ class Recovery:
         reason = f"{DAMAGED}: it is gone with {device.directory}"
         if isinstance(device, AbsentDevice):
             reason = f"{DAMAGED}: {device.directory} is missing: {device.failure}"
-        log.error("a dirty cache file is missing", path=path, device=str(device.directory))
+        if row.error == NEVER_ON_DISK:
+            reason = row.error
+            log.warning("a file that was never synced is lost with the power", path=path)
+        else:
+            log.error("a dirty cache file is missing", path=path, device=str(device.directory))
         after = TRANSITIONS[GenState(row.state)].get(Event.REFUSE)
         if after is None and row.state != GenState.HELD:
             return

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cachefs.cache.journal import Journal
+from cachefs.cache.system import boot_id
 from cachefs.fsck.place import Place, home_of
 from cachefs.fsck.report import Report
 from cachefs.meta.inspection import FileRow, Inspection
-from cachefs.model.states import DAMAGED, GenState
+from cachefs.model.states import DAMAGED, NEVER_ON_DISK, GenState
 
 _GROWING = (GenState.OPEN, GenState.HELD)
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -27,6 +28,7 @@ class Files:
         self._inspection = inspection
         self._report = report
         self._repair = repair
+        self._rebooted = inspection.boot() not in ("", boot_id())
 
     def check(self) -> list[FileRow]:
         """Check them all; returns the generations whose content may be compared."""
@@ -74,7 +76,15 @@ class Files:
             if self._repair:
                 self._inspection.forget_copy(row.gen)
         elif not row.grows:
-            self._report.add("file-missing", self.describe(row))
+            check = "file-lost" if self._went_with_power(row) else "file-missing"
+            self._report.add(check, self.describe(row))
+
+    def _went_with_power(self, row: FileRow) -> bool:
+        """Whether nothing of it was ever on the disk when the machine went down."""
+        if row.error == NEVER_ON_DISK:
+            return True
+        place, never = self._places[row.device], not row.anchored and row.copy_size is None
+        return never and self._rebooted and place.outlives_power
 
     def _has_its_size(self, row: FileRow, size: int) -> bool:
         if row.state in _GROWING or size == row.size or (row.grows and size > row.size):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cachefs.cache import identity
+from cachefs.cache import identity, system
 from cachefs.cache.device import SALVAGED
 from cachefs.cache.lock import DeviceLock
 from cachefs.errors import CacheError
@@ -52,6 +52,12 @@ class Place:
     def database(self) -> Path:
         """Where the database is, if it is in this directory."""
         return self.directory / "meta" / "cachefs.db"
+
+    @property
+    def outlives_power(self) -> bool:
+        """Whether it is not in RAM."""
+        kind = system.device_kind(system.filesystem_type(self.directory))
+        return kind is not system.DeviceKind.RAM
 
     def path(self, file: int) -> Path:
         """Where the cache file of that number belongs."""

@@ -22,6 +22,7 @@ FILE_CHECKS: dict[str, tuple[str, bool]] = {
     "odd-value": ("a column holds what is not of its type", True),
     "extents-without-sense": ("which bytes are dirty or present cannot be told", True),
     "file-missing": ("a dirty generation has no cache file", False),
+    "file-lost": ("the machine went down before a file was ever synced: it is lost", False),
     "copy-missing": ("a durable generation has no cache file: it will be fetched", False),
     "second-missing": ("the second cache file of a generation is not there", True),
     "file-size": ("a cache file is not as long as it was when it was closed", True),
@@ -41,10 +42,12 @@ CHECKS: dict[str, tuple[str, bool]] = {
 
 LEFTOVERS = {each.name for each in INVARIANTS if each.leftover} | {
     "copy-missing",
+    "file-lost",
     "file-unknown",
     "foreign-file",
 }
-"""What is no trouble: a daemon that was killed may leave it, or it is not ours."""
+"""What is no trouble: a daemon that was killed may leave it, or a power cut, since nothing was
+promised of it; or it is not ours."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes to read) now and then."""

@@ -38,6 +38,7 @@ ADDED = (
     ("generation", "copy_device", "INTEGER"),
     ("generation", "copy_file", "INTEGER"),
     ("generation", "copy_size", "INTEGER"),
+    ("generation", "anchored", "INTEGER NOT NULL DEFAULT 0"),
     ("object", "intents", "TEXT"),
     ("upload", "meta", "TEXT"),
 )

@@ -12,11 +12,11 @@ from cachefs.meta.rows import GenerationRow, to_signed, to_unsigned
 
 _COLUMNS = (
     "gen,ino,device,file,state,lane,size,dirty,base,present,crc64,"
-    "created_ns,sealed_ns,used_ns,synced,grows,error,copy_device,copy_file,copy_size"
+    "created_ns,sealed_ns,used_ns,synced,grows,error,copy_device,copy_file,copy_size,anchored"
 )
 
 
-_INSERT = f"INSERT INTO generation({_COLUMNS}) VALUES({','.join('?' * 20)})"
+_INSERT = f"INSERT INTO generation({_COLUMNS}) VALUES({','.join('?' * 21)})"
 _PENDING = "state NOT IN ('open','durable')"
 _WAITING = "('sealed','stalled','conflicted')"
 
@@ -54,7 +54,7 @@ class Generations:
         return self._numbers.take()
 
     def save(self, row: GenerationRow) -> None:
-        """Write every column but the number and the copy back."""
+        """Write every column back but the number, the copy and `anchored`."""
         self._db.execute(
             "UPDATE generation SET ino=?,device=?,file=?,state=?,lane=?,size=?,dirty=?,base=?,"
             "present=?,crc64=?,created_ns=?,sealed_ns=?,used_ns=?,synced=?,grows=?,error=?"
@@ -159,8 +159,14 @@ class Generations:
     def set_synced(self, gen: int, sealed_ns: int | None) -> None:
         """The bytes with which it was sealed, at this time, survive a power cut from now on. Of one
         that was written to again since nothing is noted."""
-        change = "UPDATE generation SET synced=1 WHERE gen=? AND sealed_ns IS ? AND state<>'open'"
-        self._db.execute(change, (gen, sealed_ns))
+        change = "UPDATE generation SET synced=1,anchored=1"
+        self._db.execute(
+            f"{change} WHERE gen=? AND sealed_ns IS ? AND state<>'open'", (gen, sealed_ns)
+        )
+
+    def set_anchored(self, gen: int) -> None:
+        """Its cache file's directory entry survives a power cut, whatever becomes of its bytes."""
+        self._db.execute("UPDATE generation SET anchored=1 WHERE gen=?", (gen,))
 
     def unsynced(self) -> list[tuple[int, int]]:
         """(device, file) of those whose bytes are not known to survive a power cut."""
@@ -276,4 +282,5 @@ def _values(row: GenerationRow) -> tuple[object, ...]:
         row.copy_device,
         row.copy_file,
         row.copy_size,
+        row.anchored,
     )

@@ -37,6 +37,9 @@ class FileRow:
     copy_file: int | None = None
     copy_size: int | None = None
     """Of a second cache file."""
+    error: str | None = None
+    anchored: bool = False
+    """It is known to have been on the disk with its directory entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,12 @@ class Inspection:
         except (ValueError, TypeError, KeyError):
             return None
 
+    def boot(self) -> str:
+        """The run of the machine in which the cache was last in use; empty: all of it was brought
+        to the disk since."""
+        row = self._db.execute("SELECT value FROM setting WHERE key='boot'").fetchone()
+        return str(row[0]) if row else ""
+
     def offences(self, invariant: Invariant) -> list[str]:
         """One line for each row that breaks an invariant."""
         return [str(row[0]) for row in self._db.execute(invariant.sql)]
@@ -155,14 +164,15 @@ class Inspection:
             "g.present IS NULL AND g.gen NOT IN (SELECT gen FROM span),g.grows,"
             "i.gen IS g.gen,coalesce(g.crc64,(SELECT o.crc64 FROM object o WHERE o.gen=g.gen"
             " AND o.size=g.size AND g.state='durable' AND NOT o.stale AND o.etag<>''))"
-            ",g.copy_device,g.copy_file,g.copy_size"
+            ",g.copy_device,g.copy_file,g.copy_size,g.error,g.anchored OR g.synced"
             " FROM generation g LEFT JOIN inode i ON i.ino=g.ino ORDER BY g.gen"
         )
         for row in rows.fetchall():
             crc64 = None if row[9] is None else int(row[9]) % (1 << 64)
             gen, ino, device, file, state, size = row[:6]
             flags = bool(row[6]), bool(row[7]), bool(row[8])
-            yield FileRow(gen, ino, device, file, state, size, *flags, crc64, *row[10:])
+            more = *row[10:14], bool(row[14])
+            yield FileRow(gen, ino, device, file, state, size, *flags, crc64, *more)
 
     def sent(self) -> list[Sent]:
         """Every part that is in the store already, of uploads that go on."""

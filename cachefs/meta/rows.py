@@ -72,6 +72,8 @@ class GenerationRow:
     """This and the two that follow are changed by `Generations.set_copy` alone."""
     copy_file: int | None = None
     copy_size: int | None = None
+    anchored: int = 0
+    """Once it is added: changed by `Generations.set_anchored` and `set_synced` alone."""
 
 
 @dataclass(slots=True)

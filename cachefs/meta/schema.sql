@@ -74,7 +74,9 @@ CREATE TABLE generation (
     error      TEXT,                -- why it is stalled, held or conflicted; NULL otherwise
     copy_device INTEGER,            -- device, one that outlives RAM, of a second cache file: made
     copy_file   INTEGER,            -- for an fsync, or on its way there; NULL: there is none
-    copy_size   INTEGER             -- bytes of it when it was last synced; NULL: it never was
+    copy_size   INTEGER,            -- bytes of it when it was last synced; NULL: it never was
+    anchored    INTEGER NOT NULL DEFAULT 0 -- 1: the cache file has been on the disk with its
+                                    -- directory entry, so it is there after a power cut
 );
 CREATE INDEX generation_ino ON generation (ino);
 -- Small: most generations are durable, and one that is being written changes state anyway.

@@ -114,6 +114,9 @@ DAMAGED = "its cache file is damaged"
 """How the reason of a held generation begins that only a person may release, since its bytes are
 not those that were written."""
 
+NEVER_ON_DISK = "the machine went down before any of it was on the disk, and it is lost"
+"""The reason of one that has no cache file, of which nothing was promised."""
+
 TROUBLED = frozenset({_S.HELD, _S.STALLED, _S.CONFLICTED})
 """States that a waiter cannot expect to end by themselves."""
 

@@ -135,8 +135,9 @@ class Borrower:
         try:
             with self._meta.transaction(Change.BORROW):
                 gen = self._contents.add_generation(
-                    opened.ino, device, file, opened.lane, size=size, dirty=dirty, base=old.gen
-                )
+                    opened.ino, device, file, opened.lane, size=size, dirty=dirty, base=old.gen,
+                    anchored=True,
+                )  # fmt: skip
                 self._meta.spans.adopt(gen.gen, spans)
                 self._meta.inodes.set_gen(opened.ino, gen.gen)
                 self._contents.unreferenced(old.gen)

@@ -179,13 +179,14 @@ class Contents(Sealing):
         dirty: ExtentSet | None = None,
         base: int | None = None,
         present: ExtentSet | None = None,
+        anchored: bool = False,
     ) -> GenerationRow:
         now = clock.now_ns()
         row = GenerationRow(
             gen=0, ino=ino, device=device.index, file=file, state=state, lane=lane, size=size,
             dirty=dirty.pack() if dirty is not None else None, base=base,
             present=present.pack() if present is not None else None, crc64=None,
-            created_ns=now, sealed_ns=None, used_ns=now,
+            created_ns=now, sealed_ns=None, used_ns=now, anchored=int(anchored),
         )  # fmt: skip
         self._meta.generations.add(row)
         return row

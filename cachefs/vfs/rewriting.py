@@ -130,7 +130,7 @@ class Rewriter:
         with self._meta.transaction(Change.TAKE_OVER):
             gen = self._contents.add_generation(
                 opened.ino, opened.device, old.file, opened.lane, size=old.size,
-                dirty=dirty, base=old.gen,
+                dirty=dirty, base=old.gen, anchored=device.survives > Level.PROCESS,
             )  # fmt: skip
             self._meta.inodes.set_gen(opened.ino, gen.gen)
             self._contents.drop_copy(old.gen)
@@ -148,8 +148,9 @@ class Rewriter:
         dirty = ExtentSet()
         with self._meta.transaction(Change.COPY_FOR_WRITER):
             gen = self._contents.add_generation(
-                opened.ino, device, file, opened.lane, size=old.size, dirty=dirty, base=old.gen
-            )
+                opened.ino, device, file, opened.lane, size=old.size, dirty=dirty, base=old.gen,
+                anchored=device.survives > Level.PROCESS,
+            )  # fmt: skip
             self._meta.inodes.set_gen(opened.ino, gen.gen)
             self._contents.unreferenced(old.gen)
         opened.switch(fd)
@@ -194,8 +195,9 @@ class Rewriter:
                 kept.file = file
                 self._meta.generations.save(kept)
             gen = self._contents.add_generation(
-                opened.ino, device, old.file, opened.lane, size=old.size, base=old.gen
-            )
+                opened.ino, device, old.file, opened.lane, size=old.size, base=old.gen,
+                anchored=kept is not None and bool(kept.anchored),
+            )  # fmt: skip
             self._meta.inodes.set_gen(opened.ino, gen.gen)
             self._unblock(effects)
             self._contents.unreferenced(old.gen)

@@ -1,7 +1,9 @@
 """fsync: what has been written survives a power cut once it returns.
 
 The bytes first, then the cache file's directory entry, then the database that says what the file
-is: a power cut in between leaves a cache file that nobody knows, never a row without its bytes.
+is: a power cut in between leaves a cache file that nobody knows, never a row without its bytes. (A
+row alone may be left of what was never synced: the kernel writes the database's log when it likes,
+and no filesystem writes the entry of a new file before that unasked. See `flush.reboot`.)
 
 What the file was like before the sync is remembered with the open file. If it is like that still
 when it is sealed, nothing was written since and it is on the disk already; the transaction that
@@ -44,6 +46,10 @@ async def sync_file(
     if not device.in_memory:  # It may be lost, and `shelter` works all the same.
         await device.apart.run(device.sync_dir, file)
     reach(Point.FSYNC_AFTER_DIRECTORY)
+    if not device.in_memory and not gen.anchored:
+        meta.generations.set_anchored(gen.gen)
+        gen.anchored = 1
+        reach(Point.FSYNC_AFTER_ANCHOR)
     await shelter(opened)
     contents.save_open(opened)
     reach(Point.FSYNC_AFTER_SIZE)

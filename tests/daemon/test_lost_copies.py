@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from cachefs.flush.reboot import NOT_ON_DISK
+from cachefs.flush.reboot import NOT_ON_DISK, Reboots
 from cachefs.meta.rows import GenerationRow
+from cachefs.model.states import NEVER_ON_DISK
 from cachefs.vfs.attributes import ROOT
 from tests.daemon.lab import Lab, fails, in_lab, lab
 from tests.support import ramdevice
@@ -85,6 +86,28 @@ async def test_a_copy_that_is_older_is_held(made: Lab) -> None:
     for name in ("read", "sent"):
         row = row_of(made, name)
         assert (row.state, row.error, row.size) == ("held", NOT_ON_DISK, 9000)
+
+
+@in_lab()
+async def test_what_the_power_took_is_told_by_name_and_given_up_at_will(made: Lab) -> None:
+    """Two files of which nobody had synced anything: one is given up, one is written anew."""
+    made.bucket.hold()
+    Reboots(made.services.meta).remember()
+    for name in ("given-up", "anew"):
+        await made.write(name, b"1" * 9000)
+        os.unlink(made.services.devices[0].path(row_of(made, name).file))
+    made.bucket.let_go()
+    made.parts.recovery.reboots = Reboots(made.services.meta, lambda: "the machine's next run")
+    with ramdevice.pretended():
+        assert made.parts.recovery.run().lost == 2
+    for name in ("given-up", "anew"):
+        assert NEVER_ON_DISK in await fails(made.wait(name, timeout=5), 5)
+        assert NEVER_ON_DISK in await fails(made.ask("resolve", path=name, decision="keep"), 1)
+    await made.ask("resolve", path="given-up", decision="discard")
+    await fails(made.ask("status", path="given-up"), 1)
+    await made.write("anew", b"2" * 9000)
+    await made.wait()
+    assert (made.bucket.keys(), made.bucket.get("anew")) == (["anew"], b"2" * 9000)
 
 
 @in_ram

@@ -12,10 +12,12 @@ import pytest
 import trio
 
 from cachefs.cache.system import has_fine_times
+from cachefs.flush.recovery import Recovery
 from cachefs.meta.rows import GenerationRow
+from cachefs.model.states import DAMAGED, NEVER_ON_DISK
 from tests.flush.conftest import Place
 from tests.flush.memory import Killed
-from tests.flush.world import World, run
+from tests.flush.world import Device, World, run
 
 
 async def until_death(
@@ -26,6 +28,17 @@ async def until_death(
         async with place.mounted(latency) as world:
             await act(world)
             world.kill()
+    assert caught.value.subgroup(Killed) is not None
+
+
+async def end_at_once(place: Place, boot: str) -> None:
+    """A daemon that ends as soon as it has noted what run of the machine this is."""
+    with (
+        patch.object(Recovery, "_drop_snapshots", side_effect=Killed),
+        pytest.raises(BaseExceptionGroup) as caught,
+    ):
+        async with place.mounted(boot=boot):
+            raise AssertionError("it is up")
     assert caught.value.subgroup(Killed) is not None
 
 
@@ -67,6 +80,109 @@ def test_what_was_not_synced_is_held_after_a_reboot(place: Place) -> None:
             await world.edit("a.bin", 0, b"C")
             await world.settle()
             assert world.shown == {"a.bin": b"Content"}
+
+    run(main)
+
+
+async def write_and_leave_open(world: World) -> None:
+    await world.create("a.bin", b"content")
+
+
+def lose_files(place: Place) -> None:
+    """As a power cut does that came before the directory was on the disk, and after the row was."""
+    for file in (place.directory / "files").iterdir():
+        file.unlink()
+
+
+@pytest.mark.parametrize("act", [write_unsynced, write_and_leave_open])
+def test_of_what_was_never_synced_a_reboot_may_leave_the_name_alone(
+    place: Place, act: Callable[[World], Awaitable[None]]
+) -> None:
+    """It is told to be lost, by its name, at each start, and is no damage; the name is free to be
+    written to."""
+
+    async def main() -> None:
+        await until_death(place, act)
+        lose_files(place)
+        for _ in range(2):
+            async with place.mounted(boot="boot 2") as world:
+                await trio.sleep(60)
+                world.recovery.settle_held()
+                assert world.state_of("a.bin") == "held"
+                assert generation(world, "a.bin").error == NEVER_ON_DISK
+                found = world.recover()
+                assert (found.missing, found.lost, world.shown) == (0, 1, {})
+                with pytest.raises(OSError, match="damaged"):
+                    await world.read("a.bin")
+        async with place.mounted(boot="boot 2") as world:
+            await world.write("a.bin", b"again")
+            await world.settle()
+            assert world.shown == {"a.bin": b"again"}
+            assert world.recover().lost == 0
+
+    run(main)
+
+
+def test_what_a_daemon_learns_of_a_reboot_the_next_one_knows(place: Place) -> None:
+    async def main() -> None:
+        await until_death(place, write_and_leave_open)
+        lose_files(place)
+        await end_at_once(place, "boot 2")
+        async with place.mounted(boot="boot 2") as world:
+            found = world.recover()
+            assert (found.missing, found.lost) == (0, 1)
+
+    run(main)
+
+
+def test_that_a_file_ends_as_it_is_on_the_disk_is_known_to_the_daemon_after_next(
+    place: Place,
+) -> None:
+    """One that was open when the machine went down, and looks as if it had been closed, is held
+    though the first daemon after it ends at once."""
+
+    async def main() -> None:
+        await until_death(place, write_and_leave_open)
+        await end_at_once(place, "boot 2")
+        with patch.object(Device, "was_closed", return_value=True):
+            async with place.mounted(boot="boot 2") as world:
+                await trio.sleep(60)
+                assert (world.state_of("a.bin"), world.shown) == ("held", {})
+
+    run(main)
+
+
+async def synced_and_left_open(world: World) -> None:
+    fh = await world.create("a.bin", b"content")
+    await world.files.fsync(fh)
+    await world.files.write(fh, 7, b", and more")
+
+
+async def synced_by_the_daemon_and_reopened(world: World) -> None:
+    await write_synced(world)
+    world.rewriter._preserve_limit = 0
+    await world.edit("a.bin", 0, b"C")
+
+
+@pytest.mark.parametrize(
+    ("act", "boot"),
+    [
+        (synced_and_left_open, "boot 2"),
+        (synced_by_the_daemon_and_reopened, "boot 2"),
+        (write_synced, "boot 2"),
+        (write_unsynced, "boot 1"),
+    ],
+)
+def test_a_file_that_must_be_there_and_is_not_is_damage(
+    place: Place, act: Callable[[World], Awaitable[None]], boot: str
+) -> None:
+    async def main() -> None:
+        await until_death(place, act)
+        lose_files(place)
+        async with place.mounted(boot=boot) as world:
+            assert (generation(world, "a.bin").error or "").startswith(DAMAGED)
+            found = world.recover()
+            assert (found.missing, found.lost) == (1, 0)
 
     run(main)
 

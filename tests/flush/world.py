@@ -88,7 +88,10 @@ class Device:
         return os.stat(self.path(gen))
 
     def allocated(self, gen: int) -> int:
-        return os.stat(self.path(gen)).st_blocks * 512
+        try:
+            return os.stat(self.path(gen)).st_blocks * 512
+        except FileNotFoundError:
+            return 0
 
     def list_generations(self) -> Iterator[int]:
         return (int(name) for name in os.listdir(self._directory))
@@ -111,6 +114,7 @@ class Device:
         """Nobody asks."""
 
     def writer_open(self, gen: int) -> bool:
+        self.stat(gen)
         return False
 
     def was_closed(self, gen: int) -> bool:

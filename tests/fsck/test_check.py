@@ -11,13 +11,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from cachefs.cache.device import CacheDevice
 from cachefs.fsck.check import check
-from cachefs.fsck.place import NotCheckable
+from cachefs.fsck.place import NotCheckable, Place
 from cachefs.fsck.report import CHECKS, CLEAN, LEFTOVERS, MENDED, TROUBLE
+from cachefs.model.states import NEVER_ON_DISK
 from tests.cli.conftest import run as run
 from tests.fsck.cache import BODIES, Cache
 
@@ -58,6 +60,12 @@ def _unknown(cache: Cache) -> None:
     cache.file(0x77).write_bytes(b"whose?")
 
 
+def _lose_power(cache: Cache) -> None:
+    """Of a file that nobody synced the row alone is left; a daemon has seen that."""
+    os.unlink(cache.file(1))
+    cache.sql(f"UPDATE generation SET state='held',error='{NEVER_ON_DISK}' WHERE gen=1")
+
+
 SPOIL: dict[str, Spoil] = {
     "database-missing": lambda c: os.unlink(c.database),
     "database-damaged": _damage_index,
@@ -67,6 +75,7 @@ SPOIL: dict[str, Spoil] = {
     "odd-value": ("UPDATE generation SET size=x'00' WHERE gen=1",),
     "extents-without-sense": ("UPDATE generation SET dirty=x'80' WHERE gen=1",),
     "file-missing": lambda c: os.unlink(c.file(1)),
+    "file-lost": _lose_power,
     "copy-missing": lambda c: os.unlink(c.file(2)),
     "second-missing": ("UPDATE generation SET copy_device=0,copy_file=7,copy_size=1 WHERE gen=1",),
     "file-size": lambda c: os.truncate(c.file(1), 100),
@@ -118,7 +127,7 @@ SPOIL: dict[str, Spoil] = {
     "counter-behind-generation": ("UPDATE setting SET value='1' WHERE key='next_generation'",),
 }
 """Check -> what it takes for it to find something."""
-LOST = {"file-missing", "copy-missing", "file-size", "file-content", "no-file"}
+LOST = {"file-missing", "file-lost", "copy-missing", "file-size", "file-content", "no-file"}
 """Checks whose damage is to bytes."""
 
 
@@ -167,6 +176,27 @@ def test_each_finds_its_offence_and_it_is_mended(cache: Cache, name: str) -> Non
         assert name == "file-unknown" or name not in _found(cache)
     if name not in LOST:
         assert set(BODIES.values()) <= cache.every_byte()
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("synced=0", "file-lost"),
+        ("anchored=1", "file-missing"),
+        ("synced=1", "file-missing"),
+        ("copy_device=0,copy_file=7,copy_size=1", "file-missing"),
+    ],
+)
+def test_what_was_ever_synced_is_missed_after_a_power_cut(
+    cache: Cache, how: str, found: str
+) -> None:
+    """No daemon has seen it yet."""
+    os.unlink(cache.file(1))
+    cache.sql(f"UPDATE generation SET {how} WHERE gen=1")
+    with patch.object(Place, "outlives_power", new=True):
+        assert "file-missing" in _found(cache), "the machine never went down"
+        cache.sql("INSERT OR REPLACE INTO setting VALUES('boot','an earlier run')")
+        assert found in _found(cache)
 
 
 def test_part_of_what_was_sent_is_other_bytes_now(cache: Cache) -> None:
