@@ -172,8 +172,13 @@ class Recovery:
                 generations.set_state(row.gen, advance(GenState.SEALED, Event.HOLD), why)
                 for effect in self._queue.of_gen(row.gen):
                     self._queue.set_state(effect, BLOCKED, why)
-            elif row.state == GenState.OPEN or why == NEVER_ON_DISK:
+            elif why == NEVER_ON_DISK or self._may_be_sealed(row):
                 generations.set_state(row.gen, row.state, why)
+
+    def _may_be_sealed(self, row: GenerationRow) -> bool:
+        """Whether it is settled later, by what its cache file is like."""
+        damaged = row.error is not None and row.error.startswith(DAMAGED)
+        return row.state in (GenState.OPEN, GenState.HELD) and not damaged
 
     def _never_was(self, row: GenerationRow) -> bool:
         """Whether a power cut explains that there is no cache file. (That it takes what is in RAM

@@ -135,17 +135,21 @@ def test_what_a_daemon_learns_of_a_reboot_the_next_one_knows(place: Place) -> No
     run(main)
 
 
-def test_that_a_file_ends_as_it_is_on_the_disk_is_known_to_the_daemon_after_next(
-    place: Place,
+@pytest.mark.parametrize("again", [False, True])
+def test_what_was_open_is_held_though_the_first_daemon_ends_at_once(
+    place: Place, again: bool
 ) -> None:
-    """One that was open when the machine went down, and looks as if it had been closed, is held
-    though the first daemon after it ends at once."""
+    """Of one that looks as if it had been closed. `again`: it was held before already."""
 
     async def main() -> None:
         await until_death(place, write_and_leave_open)
+        if again:
+            async with place.mounted() as world:
+                assert world.state_of("a.bin") == "held"
         await end_at_once(place, "boot 2")
         with patch.object(Device, "was_closed", return_value=True):
             async with place.mounted(boot="boot 2") as world:
+                world.recovery.settle_held()
                 await trio.sleep(60)
                 assert (world.state_of("a.bin"), world.shown) == ("held", {})
 
@@ -164,11 +168,23 @@ async def synced_by_the_daemon_and_reopened(world: World) -> None:
     await world.edit("a.bin", 0, b"C")
 
 
+async def synced_by_the_daemon_and_copied(world: World) -> None:
+    await write_synced(world)
+    await world.edit("a.bin", 0, b"C")
+
+
+async def durable_and_edited(world: World) -> None:
+    await write_durably(world)
+    await world.edit("a.bin", 0, b"C")
+
+
 @pytest.mark.parametrize(
     ("act", "boot"),
     [
         (synced_and_left_open, "boot 2"),
         (synced_by_the_daemon_and_reopened, "boot 2"),
+        (synced_by_the_daemon_and_copied, "boot 2"),
+        (durable_and_edited, "boot 2"),
         (write_synced, "boot 2"),
         (write_unsynced, "boot 1"),
     ],
@@ -177,12 +193,12 @@ def test_a_file_that_must_be_there_and_is_not_is_damage(
     place: Place, act: Callable[[World], Awaitable[None]], boot: str
 ) -> None:
     async def main() -> None:
-        await until_death(place, act)
+        await until_death(place, act, latency=0.05 if act is durable_and_edited else 3600.0)
         lose_files(place)
         async with place.mounted(boot=boot) as world:
             assert (generation(world, "a.bin").error or "").startswith(DAMAGED)
             found = world.recover()
-            assert (found.missing, found.lost) == (1, 0)
+            assert found.missing and not found.lost
 
     run(main)
 
