@@ -28,6 +28,7 @@ from cachefs.flush.recovery import Recovery
 from cachefs.flush.superseding import Superseder
 from cachefs.meta import Meta
 from cachefs.meta.database import CHECKPOINT_BYTES
+from cachefs.meta.room import room
 from cachefs.meta.rows import GenerationRow
 from cachefs.model.states import GenState
 from cachefs.model.survival import Level
@@ -298,6 +299,7 @@ async def supersede(services: Services) -> None:
     while True:
         await services.queue.changed()
         await trio.sleep(_SUPERSEDE_INTERVAL)
+        await room(services.meta.db)
         try:
             superseder.look()
         except sqlite3.Error as error:

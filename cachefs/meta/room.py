@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+
 import trio
 
 from cachefs.meta.database import Database
 
 _PAUSE = 0.05
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-async def room(database: Database) -> None:
-    """Return once more may be committed without waiting for the disk: at once, as a rule."""
-    while database.crowded:  # noqa: ASYNC110 - its thread can tell nobody
+async def room(database: Database, *, frees_disk: bool = False) -> None:
+    """Return once more may be committed without waiting for the disk: at once, as a rule.
+
+    `frees_disk`: what is to be committed makes room there, so a disk that is full is no reason.
+    """
+    while database.crowded:
+        if frees_disk and database.lag.error in _FULL:
+            return
         await trio.sleep(_PAUSE)

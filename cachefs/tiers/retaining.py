@@ -20,6 +20,7 @@ import trio
 
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
+from cachefs.meta.room import room
 from cachefs.meta.warm import MemberRow, WarmRow, WarmState
 from cachefs.model import checkpoints
 from cachefs.model.retention import Coming, Kept, Rules, Verdict, judge, make_room
@@ -195,6 +196,7 @@ class Retention:
     # -- removing -----------------------------------------------------------------------------
 
     async def _release(self, verdict: Verdict, found: _Found) -> bool:
+        await room(self._meta.db)
         root = verdict.checkpoint.root
         rows = list(filter(_is_held, found.groups.get(root, ())))
         below = verdict.checkpoint.safe or self._is_below(root)

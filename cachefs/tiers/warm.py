@@ -18,7 +18,8 @@ what somebody has touched is forgotten, and stays where it is.
 
 Runs on the trio thread; what touches the directory runs in other threads. A row of the table `warm`
 is written after what it tells of is on the disk, so a kill at any point repeats work at most.
-`lock` is held for a round, and by whoever else removes copies.
+`lock` is held for a round, and by whoever else removes copies. What is to be recorded waits until
+there is room for it: a disk that stalls under the database stops a round, and nobody else.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from cachefs.cache.device import CacheDevice
 from cachefs.cache.warmdir import WarmDirectory
 from cachefs.errors import CacheError
 from cachefs.meta import Meta
+from cachefs.meta.room import room
 from cachefs.meta.rows import GenerationRow
 from cachefs.meta.warm import WarmRow, WarmState, outdated
 from cachefs.tiers.complete import Complete, Sign
@@ -257,6 +259,7 @@ class WarmTier:
 
     async def round(self) -> bool:
         """One round, by who holds `lock`; whether it has changed anything. Raises OSError."""
+        await room(self._meta.db)
         plan = await self._planner.plan()
         self.stager.begin()
         changed: set[int] = set()
@@ -368,6 +371,7 @@ class WarmTier:
             return set()
         show, in_the_way = self._placer.show, self._planner.in_the_way(plan)
         rows, failed = await trio.to_thread.run_sync(show, copies, plan, in_the_way)
+        await room(self._meta.db)
         with self._meta.transaction():
             for row, copy in rows:
                 if self.stager.is_rewritten(copy.wanted):
@@ -398,6 +402,7 @@ class WarmTier:
             if each.moved and each.old is not None and self._planner.is_sign(each.old)
         ]
         await self.remove([old for _, old in signs])
+        await room(self._meta.db)
         with self._meta.transaction():
             for each, _ in signs:
                 self._put_lacking(WarmRow(each.dentry, each.path, 0, 0, 0), each.wanted.gen)
@@ -423,6 +428,7 @@ class WarmTier:
         over = {row.dentry for row in (*gone, *(row for row, _ in plan.renamed))}
         stuck = await self.remove([row for row in plan.leaving if row.dentry in over])
         over -= {row.dentry for row in stuck}
+        await room(self._meta.db)
         with self._meta.transaction():
             for row in gone:
                 if row.dentry in over:

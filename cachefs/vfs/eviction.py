@@ -8,6 +8,7 @@ from cachefs.cache.device import CacheDevice
 from cachefs.failpoints import Change
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
+from cachefs.meta.room import room
 from cachefs.meta.rows import GenerationRow
 from cachefs.model.states import GenState
 from cachefs.vfs.contents import Contents
@@ -79,6 +80,7 @@ class Eviction:
         """Take bytes from files that are being read; see `trimming`."""
         if self._trimmer is None:
             return 0
+        await room(self._meta.db, frees_disk=True)
         return await self._trimmer.trim_open(device, goal, self._is_pinned)
 
     async def evict(self, gen: int, goal: int | None = None) -> int:
@@ -89,6 +91,7 @@ class Eviction:
             return 0
         device = self._contents.device(row)
         freed = await device.apart.run(device.allocated, row.file)
+        await room(self._meta.db, frees_disk=True)
         row = self._meta.generations.get(gen)
         if row is None or self.keeps(row) is not None:
             return 0
