@@ -46,6 +46,7 @@ _LONG, _PARTS = 4, 16  # chunks of a request at most, unless that is less than a
 _UNSEEN, _OF = 4, 32  # chunks of a long file between two reads that are seen; one in so many
 _AHEAD = 6  # requests ahead of who waits for a whole object, once the first part of it is there
 _PARALLEL = 4  # requests that are wanted under way before they get longer
+_READ = 1 << 20  # bytes that are read at once
 _STREAMS = 8  # sequential readers of one fill that are told apart
 
 
@@ -61,6 +62,10 @@ class Fetch(Protocol):
     ) -> Awaitable[tuple[int, int | None]]: ...
 
 
+class NoRoom(OSError):
+    """What is to be fetched has no room in the cache, and gets none soon."""
+
+
 class Room(Protocol):
     """Gives room for what is fetched into the file of a fill."""
 
@@ -73,7 +78,7 @@ class Room(Protocol):
         ...
 
     async def wait(self, fill: Fill, nbytes: int) -> None:
-        """Return when so many are set aside."""
+        """Return when so many are set aside. Raises NoRoom."""
         ...
 
     def settle(self, fill: Fill, nbytes: int) -> None:
@@ -161,6 +166,11 @@ class Fill:
         """Whether the whole object is in the cache file."""
         return self.size == 0 or self.present.covers(0, self.size)
 
+    def lacking(self, start: int, end: int) -> int:
+        """Bytes of the object in [start, end) that are not in the cache file."""
+        gaps = self.present.gaps(start, max(start, min(end, self.size)))
+        return sum(stop - begin for begin, stop in gaps)
+
     @property
     def stride(self) -> int:
         """Chunks that somebody may read without being seen to: in long files, some."""
@@ -200,6 +210,11 @@ class Fill:
         for stream in self._streams:
             window = stream.window if ahead else 0
             yield stream.position - CHUNK, stream.position + (window + 1) * CHUNK
+
+    def at(self) -> Iterator[tuple[int, int]]:
+        """The rest of the chunks that its readers are in, and what they just asked for."""
+        for stream in self._streams:
+            yield stream.position - _READ, -(-stream.position // CHUNK) * CHUNK
 
     def is_coming(self, start: int, end: int) -> bool:
         """Whether any of the bytes [start, end) is on its way."""
@@ -254,8 +269,9 @@ class Filler:
     async def ensure(self, fill: Fill, start: int, end: int) -> None:
         """Return when bytes [start, end), as far as the object reaches, are in the cache file.
 
-        Raises what the fetch of a chunk in that range raised (a later call tries again), and ESTALE
-        when the store no longer has this version. Returns at once when everything is there.
+        Raises what the fetch of a chunk in that range raised (a later call tries again), NoRoom
+        when there is none, and ESTALE when the store no longer has this version. Returns at once
+        when everything is there.
         """
         end = min(end, fill.size)
         if start >= end:
@@ -309,7 +325,7 @@ class Filler:
         if first is None:
             return None
         if fill.stale:
-            raise _stale(fill)
+            raise stale_error(fill)
         stop = -(-end // self._chunk)
         length = self._length(fill, stop - first)
         job = fill._jobs.get(first)
@@ -381,9 +397,9 @@ class Filler:
                 job.error = None
         except PreconditionFailed:
             fill.stale = True
-            job.error = _stale(fill)
+            job.error = stale_error(fill)
         except NotFound:
-            job.error = _stale(fill)
+            job.error = stale_error(fill)
         except Exception as err:  # whatever it is, it belongs to the readers, not to this nursery
             job.error = err
         finally:
@@ -471,5 +487,6 @@ async def open_filler(
         nursery.cancel_scope.cancel()
 
 
-def _stale(fill: Fill) -> OSError:
+def stale_error(fill: Fill) -> OSError:
+    """For whoever reads bytes of a version that the store no longer has."""
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE), fill.key)

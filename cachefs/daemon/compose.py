@@ -18,7 +18,7 @@ from cachefs.cache.placement import Placement
 from cachefs.config import Settings
 from cachefs.daemon.census import open_keys
 from cachefs.daemon.counting import damage_reporter, store_observer, write_observer
-from cachefs.daemon.fetching import checksums, make_prefetcher
+from cachefs.daemon.fetching import checksums, make_prefetcher, reader_of
 from cachefs.daemon.keeping import HotTier
 from cachefs.daemon.resolving import Resolver
 from cachefs.daemon.restraint import make_restraint
@@ -199,6 +199,7 @@ def compose(
     contents.on_account = _accountant(ledgers)
     contents.checksum = lambda path, size: client.checksum(FileRange(path, 0, size))
     contents.fetched = checksums(client)
+    contents.unkept = reader_of(client, metrics, tiering)
     contents.on_damaged = damage_reporter(metrics)
     leaving = Leaving(sync_meta, contents, lasting=lasting)
     contents.leave = leaving.add
@@ -208,6 +209,7 @@ def compose(
     table = OpenTable()
     space = Space(meta, ledgers, table)
     admission = _admission(settings, meta, ledgers, tap)
+    contents.room_to_write = admission.look_for_room
     hidden = HiddenSpans(meta, client, settings.node.id)
     streams = Streams(meta, table, contents, lanes, ledgers, admission, hidden, sync_meta=sync_meta)
     contents.stream_of = streams.of
@@ -344,6 +346,7 @@ def compose(
     inspector.home = storage.home
     trimmer = Trimmer(meta, table, contents, lanes, sync_meta=sync_meta)
     trimmer.is_waited_for = lambda device: ledgers[device].wanted > 0
+    trimmer.is_pressing = lambda device: admission.waits_for(ledgers[device]) > 0
     for ledger in ledgers:
         ledger.before_scan = contents.fetches.count_all
     eviction = Eviction(meta, queue, table, contents, sweep=leaving.sweep, trimmer=trimmer)

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from cachefs.cache.filler import Fetch, Fill
+from cachefs.cache.unkept import Unkept
 from cachefs.config.settings import Settings
-from cachefs.daemon.tiering import ReadWarm, read_nothing
+from cachefs.daemon.tiering import ReadWarm, Tiering, read_nothing
 from cachefs.errors import CacheError, Corrupt
 from cachefs.flush.client import StoreClient
 from cachefs.meta import Meta
@@ -43,6 +44,25 @@ def fetcher(client: StoreClient, metrics: Metrics, read_warm: ReadWarm = read_no
         return got
 
     return fetch
+
+
+def reader_of(client: StoreClient, metrics: Metrics, tiering: Tiering | None) -> Unkept:
+    """What reads without keeping. A warm tier is asked first."""
+    downloaded = metrics.counter("cachefs_download_bytes_total")
+
+    async def fetch(key: str, start: int, end: int, etag: str | None) -> bytes:
+        here = await tiering.read_bytes(key, start, end, etag) if tiering is not None else None
+        if here is not None:
+            return here
+        data: bytes = await client.patiently(
+            "get_bytes", key=key, start=start, end=end, if_match=etag
+        )
+        if len(data) != end - start:
+            raise Corrupt(f"{key}: {len(data)} bytes came for a range of {end - start}")
+        downloaded.inc(len(data))
+        return data
+
+    return Unkept(fetch, on_fetched=metrics.counter("cachefs_unkept_bytes_total").inc)
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import trio
 
 from cachefs.cache.device import CacheDevice
-from cachefs.cache.warmdir import WarmDirectory
+from cachefs.cache.warmdir import Shown, WarmDirectory
 from cachefs.config import Settings
 from cachefs.daemon.keeping import follow, warm_rules
 from cachefs.errors import StoreError
@@ -29,6 +29,8 @@ from cachefs.vfs.eviction import Eviction
 from cachefs.vfs.virtual import Inspector
 
 log = structlog.get_logger("cachefs.warm")
+
+_T = TypeVar("_T")
 
 ReadWarm = Callable[[str, str, int, int, "str | None"], Awaitable[bool]]
 """Bytes [start, end) of an object (key, version) into a file, if the warm tier has them."""
@@ -124,15 +126,31 @@ class Tiering:
 
     async def read(self, key: str, path: str, start: int, end: int, etag: str | None) -> bool:
         """See `ReadWarm`. A copy that anybody has touched is not taken."""
+
+        def read(copy: Shown) -> bool:
+            return self.tier.directory.read_into(copy, path, start, end)
+
+        return await self._from_copy(key, etag, read) or False
+
+    async def read_bytes(self, key: str, start: int, end: int, etag: str | None) -> bytes | None:
+        """The same bytes themselves, if the tier has them."""
+
+        def read(copy: Shown) -> bytes | None:
+            return self.tier.directory.read(copy, start, end)
+
+        return await self._from_copy(key, etag, read)
+
+    async def _from_copy(
+        self, key: str, etag: str | None, read: Callable[[Shown], _T]
+    ) -> _T | None:
         row = self._meta.warm.of_object(key, etag) if etag is not None else None
         if row is None or self.tier.is_silent:
-            return False
-        read_into = self.tier.directory.read_into
+            return None
         try:
-            return await trio.to_thread.run_sync(read_into, shown(row), path, start, end)
+            return await trio.to_thread.run_sync(read, shown(row))
         except OSError as error:
             log.warning("a copy cannot be read: asking the store", path=row.path, reason=str(error))
-            return False
+            return None
 
     def _distrust(self, key: str) -> None:
         """What was read of an object was not what had been saved: it may have come from a copy."""

@@ -112,6 +112,11 @@ TABLE: tuple[Spec, ...] = (
     Spec("cachefs_upload_retries_total", "counter", "Uploads and parts sent again after errors."),
     Spec("cachefs_download_bytes_total", "counter", "Bytes fetched from the store."),
     Spec(
+        "cachefs_unkept_bytes_total",
+        "counter",
+        "Bytes fetched for readers and not kept: the cache had no room for them.",
+    ),
+    Spec(
         "cachefs_damaged_reads_total",
         "counter",
         "Times that what was fetched had not the checksum that it was stored with.",

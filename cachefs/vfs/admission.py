@@ -105,6 +105,13 @@ class Admission:
             return False
         return True
 
+    async def look_for_room(self, opened: OpenInode, nbytes: int) -> None:
+        """Return once `nbytes` would fit where a file is that somebody is to write to: it has to be
+        fetched before. ENOSPC."""
+        ledger = self._ledgers[opened.gen.device]
+        await self.make_room(ledger, nbytes, opened.ino)
+        ledger.settle(nbytes, 0)
+
     async def make_room(
         self,
         ledger: SpaceLedger,

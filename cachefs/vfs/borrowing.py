@@ -83,7 +83,7 @@ class Borrower:
         if not self.can_copy() or row is None or origin is None or not where:
             return False
         tail = where[-1][1]
-        await self._contents.ensure(opened, tail, opened.size)
+        await self._contents.fetch_to_write(opened, tail)
         try:
             spans = await self._store.borrow(origin.key, origin.etag, origin.size, where)
         except (NotFound, PreconditionFailed) as error:

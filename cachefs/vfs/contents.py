@@ -10,13 +10,12 @@ import errno
 import os
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.filler import Fill, Filler
 from cachefs.cache.fresh import FreshFile, FreshFiles, reopened
 from cachefs.cache.placement import Placement
-from cachefs.errors import StoreError
 from cachefs.failpoints import Change, Point, reach
 from cachefs.flush.queue import EffectQueue
 from cachefs.meta import Meta
@@ -24,16 +23,13 @@ from cachefs.meta.rows import GenerationRow, InodeRow, ObjectRow
 from cachefs.model.extents import ExtentSet
 from cachefs.model.states import GenState
 from cachefs.vfs import clock
-from cachefs.vfs.fetchroom import FetchRoom
+from cachefs.vfs.filling import Filling
 from cachefs.vfs.lanes import LaneKeeper
 from cachefs.vfs.opened import Lane, OpenInode, Stream, open_cache_file
 from cachefs.vfs.remote import RemoteView
-from cachefs.vfs.sealing import Sealing
-
-_FETCH_STEP = 128 << 20
 
 
-class Contents(Sealing):
+class Contents(Filling):
     """Generations and cache files of the files that are opened, written and closed."""
 
     def __init__(
@@ -46,22 +42,13 @@ class Contents(Sealing):
         remote: RemoteView,
         lanes: LaneKeeper,
     ) -> None:
-        super().__init__(meta, queue, devices)
-        self._placement = placement
-        self._filler = filler
-        self.fetches = filler.room = FetchRoom(placement)
-        self._remote = remote
-        self._lanes = lanes
+        super().__init__(meta, queue, devices, placement, filler, remote, lanes)
         self._last_file = meta.generations.last_file()
         self.fresh = FreshFiles(
             self.new_file_number, lambda: lanes.wants(stat.S_IFREG, os.O_WRONLY)
         )
         self.checksum: Callable[[str, int], Awaitable[int]] = _unknown
         """CRC64NVME of the first bytes of a file."""
-        self.fetched: Callable[[Fill], Awaitable[int]] = _unknown
-        """CRC64NVME of what was fetched."""
-        self.on_damaged: Callable[[str], None] = lambda key: None
-        """Called with the key of what was fetched and had not the checksum that it should have."""
         self.rescue: Callable[[int], Awaitable[bool]] = _lost
         """Awaited with a generation whose cache file is gone; whether it is back."""
         self.on_fill: Callable[[int], bool] = lambda ino: False
@@ -69,8 +56,6 @@ class Contents(Sealing):
         that will be read once."""
         self.stream_of: Callable[[GenerationRow], Stream | None] = lambda gen: None
         """What of a generation is in the store only, if anything is."""
-        self.while_wanted: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Around what is waited for: EINTR when who asks is being killed."""
 
     # -- new content --------------------------------------------------------------------------
 
@@ -327,81 +312,6 @@ class Contents(Sealing):
             await fresh.device.apart.run(os.ftruncate, fd, size)
             reach(Point.OPEN_REMOTE_AFTER_FILE)
 
-    async def ensure(self, opened: OpenInode, start: int, end: int) -> None:
-        """Return once the cache file holds [start, end) of the object's bytes."""
-        while opened.fill is not None:
-            fill = opened.fill
-            fill.owner = opened
-            try:
-                with self.while_wanted():
-                    await self._filler.ensure(fill, start, min(end, fill.size))
-            except (OSError, StoreError):
-                if not self._has_moved(opened, fill):
-                    raise
-                continue
-            if opened.fill is not fill:
-                continue
-            if not fill.complete:
-                fill.served = True
-                self.account(opened)
-                return
-            await self._complete(opened, fill)
-
-    async def _complete(self, opened: OpenInode, fill: Fill) -> None:
-        """All bytes are here: compare them with the store's checksum. What differs is fetched once
-        more (by whoever comes next), then EIO. So is what somebody has read of it meanwhile."""
-        async with fill.checking:
-            if opened.fill is not fill or not fill.complete:
-                return
-            if fill.crc64 is None or await self.fetched(fill) == fill.crc64:
-                self.filled(opened)
-                if fill.failures and fill.served:
-                    raise OSError(errno.EIO, "what was read of the file before was damaged")
-                return
-            self._lanes.take_back(opened)
-            fill.spoiled()
-            self.on_damaged(fill.key)
-            if fill.failures > 1:
-                fill.failures = 0
-                raise OSError(errno.EIO, "the object has not the checksum that it was stored with")
-
-    async def fetch(self, opened: OpenInode) -> None:
-        """Return once the cache file holds all of the object's bytes; counts them as they come."""
-        for start in range(0, opened.size, _FETCH_STEP):
-            await self.ensure(opened, start, start + _FETCH_STEP)
-            self.account(opened)
-
-    def _has_moved(self, opened: OpenInode, fill: Fill) -> bool:
-        """True when a rename or a change of attributes of ours made a new object of it: its bytes
-        are there now."""
-        inode = self._meta.inodes.get(opened.ino)
-        if inode is None:
-            return False
-        try:
-            source = self._remote.object_of(inode)
-        except OSError:
-            return False
-        same = (source.key, source.etag) == (fill.key, fill.etag)
-        if same or source.gen != opened.gen.gen:
-            return False
-        fill.key, fill.etag, fill.stale = source.key, source.etag, False
-        return True
-
-    def filled(self, opened: OpenInode) -> None:
-        """All bytes of the object are here."""
-        self._lanes.take_back(opened)
-        opened.fill = None
-        opened.gen.present = None
-        self._meta.generations.save(opened.gen)
-        reach(Point.FILLED_AFTER_SAVE)
-        self.account(opened)
-
-    def save_progress(self, opened: OpenInode) -> None:
-        """Remember which ranges of the object are here already."""
-        if opened.fill is not None:
-            opened.gen.present = opened.fill.present.pack()
-            self._meta.generations.save(opened.gen)
-
     # -- writing ------------------------------------------------------------------------------
 
     async def truncate(self, opened: OpenInode, size: int) -> None:
@@ -423,13 +333,6 @@ class Contents(Sealing):
         inode = self._meta.inodes.get(opened.ino)
         if inode is not None and opened.writing:
             self._meta.inodes.set_content(opened.ino, opened.size, opened.blocks, opened.mtime_ns)
-
-    def account(self, opened: OpenInode) -> None:
-        """Tell the ledger what the cache file takes now."""
-        now = os.fstat(opened.fd).st_blocks * BLOCK_UNIT
-        grown, opened.accounted = now - opened.accounted, now
-        self.on_account(opened.device, grown)
-        self.fetches.arrived(opened, grown)
 
     def remove(self, device: CacheDevice, file: int) -> None:
         """Remove a cache file. Waits for the disk."""

@@ -1,7 +1,10 @@
 """Room for what is fetched: promised before it is asked for, counted as it arrives.
 
-What somebody waits for waits until there is room for it. When there is none to be made (all there
-is are files that are being written), it is fetched nevertheless after a while: reading goes on.
+What somebody waits for waits until there is room for it. When there is none to be made soon (all
+there is are files that are pinned, or being written, or not in the store yet), NoRoom tells, and
+reading goes on without keeping what is read (`cache.unkept`). Where that has happened nobody waits
+for long any more: now and then one pass of the reaper is, to find out whether room can be made
+again, and what there is in between is taken.
 
 Of each cache file that something is on its way to, what has arrived is counted now and then, by
 `Contents.account`: so much less is promised from then on. A fetch may outlive the last descriptor
@@ -11,21 +14,31 @@ of its file, and the next one begins a new `Fill`: they share what is known of t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import structlog
 import trio
 
 from cachefs.cache.device import BLOCK_UNIT
-from cachefs.cache.filler import Fill
+from cachefs.cache.filler import Fill, NoRoom
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.placement import Placement
 from cachefs.vfs.opened import OpenInode
 
+log = structlog.get_logger("cachefs.vfs")
+
 _PATIENCE = 5.0
 """Seconds that a fetch waits for room at most."""
+_SCARCE = 60.0
+"""Seconds from a wait in vain in which the next ones are short."""
+_HURRY = 1.0
+"""Seconds of such a one at most, and those from one in vain to the next."""
+_LONG = 30.0
+"""Seconds that what is to be kept in any case waits for room."""
 
 
 @dataclass(slots=True)
@@ -51,6 +64,8 @@ class FetchRoom:
         self._placement = placement
         self._files: dict[str, _UnderWay] = {}
         self._withheld: dict[str, trio.Event] = {}
+        self._in_vain: dict[int, float] = {}
+        """Device -> when room was waited for there in vain."""
 
     @contextmanager
     def withheld(self, path: str) -> Iterator[None]:
@@ -73,21 +88,55 @@ class FetchRoom:
         self._note(fill, nbytes)
 
     async def wait(self, fill: Fill, nbytes: int) -> None:
-        """Set room aside as soon as there is any, or when there will be none."""
+        """Set room aside as soon as there is any. NoRoom: none is made soon."""
         while (over := self._withheld.get(fill.path)) is not None:
             await over.wait()
-        ledger, until = self._ledger(fill), trio.current_time() + _PATIENCE
+        ledger = self._ledger(fill)
+        if not ledger.try_admit(nbytes) and not await self._is_made(ledger, nbytes):
+            raise _no_room()
+        self._note(fill, nbytes)
 
-        def is_in_vain() -> bool:
-            stuck = ledger.exhausted and not ledger.promised
-            return stuck or trio.current_time() >= until
-
+    async def wait_long(self, opened: OpenInode, nbytes: int) -> None:
+        """Return when so many bytes would have room. NoRoom: they had none for long."""
+        ledger, until = self._placement.ledger(opened.device), trio.current_time() + _LONG
         ledger.pressure.set()
         try:
-            await ledger.wait_for_room(nbytes, is_in_vain=is_in_vain)
+            await ledger.wait_for_room(nbytes, is_in_vain=lambda: trio.current_time() >= until)
+        except OSError as error:
+            raise _no_room() from error
+        ledger.settle(nbytes, 0)
+
+    async def _is_made(self, ledger: SpaceLedger, nbytes: int) -> bool:
+        """Wait for room; whether it was there in the end, and is promised."""
+        device, now = ledger.device.index, trio.current_time()
+        since = now - self._in_vain.get(device, float("-inf"))
+        if since < _HURRY:
+            return False
+        ledger.pressure.set()
+        made = False
+        if since < _SCARCE:
+            with trio.move_on_after(_HURRY):
+                made = await ledger.wait_for_room(nbytes, ledger.looked)
+        else:
+            made = await self._wait_patiently(ledger, nbytes)
+        if not made and not (made := ledger.try_admit(nbytes)):
+            self._in_vain[device] = trio.current_time()
+            if since >= _SCARCE:
+                log.info("no room for what is read: it is not kept", device=device)
+        return made
+
+    async def _wait_patiently(self, ledger: SpaceLedger, nbytes: int) -> bool:
+        looked, until = ledger.looked, trio.current_time() + _PATIENCE
+
+        def is_in_vain() -> bool:
+            """What is on its way can be read, and go again."""
+            stuck = (ledger.exhausted or looked.is_set()) and not ledger.promised
+            return stuck or trio.current_time() >= until
+
+        try:
+            return await ledger.wait_for_room(nbytes, is_in_vain=is_in_vain)
         except OSError:
-            ledger.promise(nbytes)
-        self._note(fill, nbytes)
+            return False
 
     def settle(self, fill: Fill, nbytes: int) -> None:
         """A fetch of so many promised bytes is over."""
@@ -151,3 +200,7 @@ class FetchRoom:
                 known.keep(max(0, known.promised - grown))
             else:
                 known.ledger.credit(-grown)
+
+
+def _no_room() -> NoRoom:
+    return NoRoom(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -211,7 +211,9 @@ class Files(Overlay):
             if away is not None:
                 return away
         if opened.fill is not None:
-            await self._contents.ensure(opened, offset, offset + size)
+            unkept = await self._contents.read(opened, offset, offset + size)
+            if unkept is not None:
+                return unkept
         if RWF_NOWAIT:
             data = read_cached(opened.fd, offset, size)
             if data is not None and len(data) < size:
@@ -477,6 +479,7 @@ class Files(Overlay):
             self._contents.save_progress(opened)
         finally:
             opened.device.let_go(opened.fd)
+            self._contents.unkept.forget(opened.device.path(opened.gen.file))
         self._used[opened.gen.gen] = time.time_ns()
         if opened.orphaned:
             self._contents.forget_inode(opened.ino)

@@ -74,7 +74,7 @@ class Rewriter:
     async def _begin_write(self, opened: OpenInode) -> None:
         if await self.borrow(opened):
             return
-        await self._contents.ensure(opened, 0, opened.size)
+        await self._contents.fetch_to_write(opened, 0)
         if not opened.device.healthy:  # Who reads it goes on; what is written would be lost.
             raise OSError(errno.EIO, f"the cache device {opened.device.directory} has failed")
         gen = self._meta.generations.get(opened.gen.gen)

@@ -47,6 +47,8 @@ class Trimmer:
         self._sync_meta = sync_meta
         self.is_waited_for: Callable[[int], bool] = lambda device: False
         """Whether somebody waits for room on a device."""
+        self.is_pressing: Callable[[int], bool] = lambda device: False
+        """Whether a writer does."""
 
     async def trim_open(self, device: int, goal: int, is_kept: Callable[[int], bool]) -> int:
         """Take up to `goal` bytes from files that are being read, but for inodes that `is_kept`;
@@ -90,10 +92,14 @@ class Trimmer:
 
     def _chosen(self, fill: Fill, goal: int, device: int) -> list[Extent]:
         """What no reader is near. When somebody waits for room, what was fetched ahead of one goes,
-        too, and at last what one is at: it is read before it can go, or once more."""
+        too, and what lies behind; for a writer at last what one is at: it is read before it can go,
+        or once more. Readers that wait do not take that from each other: all would fetch it again
+        and again."""
         spared = [list(fill.near())]
         if self.is_waited_for(device):
-            spared += [list(fill.near(ahead=False)), []]
+            spared += [list(fill.near(ahead=False)), list(fill.at())]
+        if self.is_pressing(device):
+            spared.append([])
         return next(filter(None, (list(_away(fill, each, goal)) for each in spared)), [])
 
     async def trim_closed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ import trio
 import trio.testing
 
 from cachefs.cache.device import CacheDevice
-from cachefs.cache.filler import Fill
+from cachefs.cache.filler import Fill, NoRoom
 from cachefs.cache.ledger import SpaceLedger
 from cachefs.cache.placement import Placement
 from cachefs.meta.rows import GenerationRow
@@ -107,12 +109,19 @@ def test_a_fetch_to_a_file_that_is_gone_takes_nothing(scene: Scene) -> None:
 
 @pytest.mark.parametrize("is_made", [True, False])
 def test_a_reader_waits_for_room_but_not_for_ever(scene: Scene, is_made: bool) -> None:
-    """And nothing is fetched ahead meanwhile."""
+    """And nothing is fetched ahead meanwhile. Without room nothing is promised."""
     scene.ledger.charge(LIMIT)
+    refused: list[NoRoom] = []
+
+    async def wait() -> None:
+        try:
+            await scene.room.wait(scene.fill, 256 * KIB)
+        except NoRoom as error:
+            refused.append(error)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(scene.room.wait, scene.fill, 256 * KIB)
+            nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
             assert scene.ledger.excess() > 256 * KIB, "room is made"
             scene.ledger.credit(255 * KIB)
@@ -123,6 +132,60 @@ def test_a_reader_waits_for_room_but_not_for_ever(scene: Scene, is_made: bool) -
                 scene.ledger.credit(KIB)
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert scene.ledger.promised == 256 * KIB
-    over = scene.ledger.used + scene.ledger.promised - LIMIT
-    assert over == (0 if is_made else KIB)
+    assert scene.ledger.promised == is_made * 256 * KIB
+    assert [error.errno for error in refused] == ([] if is_made else [errno.ENOSPC])
+
+
+def test_after_a_wait_in_vain_the_next_are_short_and_few(scene: Scene) -> None:
+    """Each at most a second, and a second apart; what there is by then is taken at once."""
+    scene.ledger.charge(LIMIT)
+
+    async def waited() -> float:
+        began = trio.current_time()
+        with pytest.raises(NoRoom):
+            await scene.room.wait(scene.fill, 256 * KIB)
+        return trio.current_time() - began
+
+    async def main() -> None:
+        assert await waited() >= 5
+        assert await waited() == 0
+        await trio.sleep(1)
+        assert 0 < await waited() <= 1
+        assert await waited() == 0
+        scene.ledger.credit(256 * KIB)
+        await scene.room.wait(scene.fill, 256 * KIB)
+        scene.room.settle(scene.fill, 256 * KIB)
+        scene.ledger.charge(256 * KIB)
+        await trio.sleep(61)
+        assert await waited() >= 5
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_short_wait_gives_the_reaper_one_pass(scene: Scene) -> None:
+    """Which makes room, or not."""
+    scene.ledger.charge(LIMIT)
+
+    async def pass_over(room: int) -> None:
+        await scene.ledger.pressure.wait()
+        scene.ledger.pressure = trio.Event()
+        looked, scene.ledger.looked = scene.ledger.looked, trio.Event()
+        assert scene.ledger.wanted
+        scene.ledger.credit(room)
+        looked.set()
+
+    async def main() -> None:
+        with pytest.raises(NoRoom):
+            await scene.room.wait(scene.fill, 256 * KIB)
+        for room in (0, 256 * KIB):
+            await trio.sleep(1)
+            scene.ledger.pressure = trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pass_over, room)
+                began = trio.current_time()
+                with contextlib.suppress(NoRoom):
+                    await scene.room.wait(scene.fill, 256 * KIB)
+                assert trio.current_time() == began
+            assert scene.ledger.promised == room
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
