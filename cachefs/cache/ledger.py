@@ -245,11 +245,15 @@ class SpaceLedger:
             self.announce_room()
 
     async def admit_after_eviction(self, nbytes: int) -> bool:
-        """As `try_admit`, once the reaper has evicted what it can."""
+        """As `try_admit`, once the reaper has evicted what it can. Holds up nobody meanwhile."""
         if self.used:
             self.pressure.set()
-            with trio.move_on_after(_EVICTION_PATIENCE):
-                await self.looked.wait()
+            self.wanted += nbytes
+            try:
+                with trio.move_on_after(_EVICTION_PATIENCE):
+                    await self.looked.wait()
+            finally:
+                self.wanted -= nbytes
         return self.try_admit(nbytes)
 
     # New writers

@@ -36,7 +36,8 @@ _PATIENCE = 5.0
 _SCARCE = 60.0
 """Seconds from a wait in vain in which the next ones are short."""
 _HURRY = 1.0
-"""Seconds of such a one at most, and those from one in vain to the next."""
+"""Seconds of such a one at most, and those from one in vain to the next. Short ones take no place
+in the line of those who write: what would fit for them is not withheld."""
 _LONG = 30.0
 """Seconds that what is to be kept in any case waits for room."""
 
@@ -99,27 +100,25 @@ class FetchRoom:
     async def wait_long(self, opened: OpenInode, nbytes: int) -> None:
         """Return when so many bytes would have room. NoRoom: they had none for long."""
         ledger, until = self._placement.ledger(opened.device), trio.current_time() + _LONG
-        ledger.pressure.set()
-        try:
-            await ledger.wait_for_room(nbytes, is_in_vain=lambda: trio.current_time() >= until)
-        except OSError as error:
-            raise _no_room() from error
+        while not await ledger.admit_after_eviction(nbytes):
+            if trio.current_time() >= until:
+                raise _no_room()
+            await trio.sleep(_HURRY)
         ledger.settle(nbytes, 0)
 
     async def _is_made(self, ledger: SpaceLedger, nbytes: int) -> bool:
         """Wait for room; whether it was there in the end, and is promised."""
         device, now = ledger.device.index, trio.current_time()
         since = now - self._in_vain.get(device, float("-inf"))
-        if since < _HURRY:
+        if since < _HURRY or nbytes > ledger.most:
             return False
-        ledger.pressure.set()
         made = False
         if since < _SCARCE:
             with trio.move_on_after(_HURRY):
-                made = await ledger.wait_for_room(nbytes, ledger.looked)
+                made = await ledger.admit_after_eviction(nbytes)
         else:
             made = await self._wait_patiently(ledger, nbytes)
-        if not made and not (made := ledger.try_admit(nbytes)):
+        if not made:
             self._in_vain[device] = trio.current_time()
             if since >= _SCARCE:
                 log.info("no room for what is read: it is not kept", device=device)
@@ -127,6 +126,7 @@ class FetchRoom:
 
     async def _wait_patiently(self, ledger: SpaceLedger, nbytes: int) -> bool:
         looked, until = ledger.looked, trio.current_time() + _PATIENCE
+        ledger.pressure.set()
 
         def is_in_vain() -> bool:
             """What is on its way can be read, and go again."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,7 +139,7 @@ def test_a_cache_full_of_what_the_store_does_not_take(
 
 
 def test_many_readers_of_what_has_hardly_room(
-    mounted: MountFactory, bucket: Any, client: Client
+    mounted: MountFactory, bucket: Any, client: Client, disk_dir: Path
 ) -> None:
     """They do not take from each other, again and again, what they are about to read."""
     names = [f"f{number}" for number in range(4)]
@@ -147,7 +148,7 @@ def test_many_readers_of_what_has_hardly_room(
         bucket.put(f"d/{name}", body)
     for number in range(5):
         bucket.put(f"pinned/{number}", bytes([number]) * (8 * MIB))
-    mount = mounted(bucket, options=FULL)
+    mount = mounted(bucket, cache_dirs=[disk_dir / "cache"], options=FULL)
     assert mount.cli("pin", mount.path / "pinned").returncode == 0
     before = mount.metric("cachefs_download_bytes_total")
     began = time.monotonic()

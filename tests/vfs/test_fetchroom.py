@@ -150,6 +150,14 @@ def test_after_a_wait_in_vain_the_next_are_short_and_few(scene: Scene) -> None:
         assert await waited() >= 5
         assert await waited() == 0
         await trio.sleep(1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(waited)
+            await trio.testing.wait_all_tasks_blocked()
+            assert scene.ledger.wanted == 256 * KIB
+            scene.ledger.credit(KIB)
+            assert scene.ledger.try_admit(KIB), "a writer's few bytes are not held up"
+            scene.ledger.settle(KIB, KIB)
+        await trio.sleep(1)
         assert 0 < await waited() <= 1
         assert await waited() == 0
         scene.ledger.credit(256 * KIB)

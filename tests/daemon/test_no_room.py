@@ -1,0 +1,152 @@
+"""A file that has no room in the cache: read all the same, written to only once there is some."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import trio
+
+from cachefs.model.extents import ExtentSet
+from tests.daemon.lab import CHUNK, Lab, in_lab, until
+from tests.daemon.tier import Warm, in_tier
+
+BODY = os.urandom(30 * CHUNK + 77)
+
+
+async def remote(lab: Lab) -> int:
+    """A file that only the store has; its inode."""
+    await lab.write("f.bin", BODY)
+    await lab.wait("f.bin")
+    found = lab.services.meta.dentries.get(1, b"f.bin")
+    assert found is not None
+    row = lab.services.meta.generations.current(found.ino)
+    assert row is not None
+    assert await lab.services.eviction.evict(row.gen)
+    return found.ino
+
+
+def fill_up(lab: Lab) -> int:
+    """Leave no room, as is known by now; the bytes that it takes."""
+    ledger = lab.services.ledgers[0]
+    taken = ledger.headroom()
+    ledger.charge(taken)
+    ledger.set_exhausted(True)
+    lab.parts.contents.fetches._in_vain[0] = trio.current_time()
+    return taken
+
+
+async def read(lab: Lab, fh: int, start: int = 0, size: int = len(BODY)) -> bytes:
+    return bytes(await lab.services.files.read(fh, start, size))
+
+
+def present(lab: Lab, ino: int) -> int:
+    """Bytes of a file that are in the cache."""
+    row = lab.services.meta.generations.current(ino)
+    assert row is not None
+    return row.size if row.present is None else ExtentSet.unpack(row.present).total
+
+
+@in_lab()
+async def test_it_is_read_and_nothing_is_counted(lab: Lab) -> None:
+    """Not even by the database; with room again it is fetched as ever."""
+    ino = await remote(lab)
+    taken, used = fill_up(lab), lab.services.ledgers[0].used
+    fh = await lab.open("f.bin", os.O_RDONLY)
+    assert await read(lab, fh) == BODY
+    assert await read(lab, fh, 5 * CHUNK + 5, 3 * CHUNK) == BODY[5 * CHUNK + 5 :][: 3 * CHUNK]
+    assert await read(lab, fh, len(BODY) - 5, 100) == BODY[-5:]
+    assert await read(lab, fh, len(BODY) + 5, 100) == b""
+    assert lab.services.ledgers[0].used == used
+    opened = lab.services.files.handle(fh).inode
+    assert os.fstat(opened.fd).st_blocks == 0
+    assert opened.fill is not None
+    lab.close(fh)
+    assert present(lab, ino) == 0
+    assert lab.parts.contents.unkept.held == 0
+    lab.services.ledgers[0].credit(taken)
+    fh = await lab.open("f.bin", os.O_RDONLY)
+    assert await read(lab, fh) == BODY
+    lab.close(fh)
+    assert present(lab, ino) == len(BODY)
+
+
+@in_lab("flush.settle=0s")
+async def test_our_own_rename_does_not_end_reading(lab: Lab) -> None:
+    await remote(lab)
+    fill_up(lab)
+    fh = await lab.open("f.bin", os.O_RDONLY)
+    await lab.rename("f.bin", "g.bin")
+    await until(lambda: lab.bucket.keys() == ["g.bin"])
+    assert await read(lab, fh) == BODY
+    lab.close(fh)
+
+
+@in_lab("cache.full=enospc")
+async def test_who_writes_to_it_needs_room(lab: Lab) -> None:
+    """And is told as `cache.full` says. Who reads it goes on."""
+    await remote(lab)
+    taken = fill_up(lab)
+    fh = await lab.open("f.bin", os.O_RDWR)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cachefs.cache.ledger._EVICTION_PATIENCE", 0.01)
+        with pytest.raises(OSError) as caught:
+            await lab.put(fh, b"new", 7)
+    assert caught.value.errno == errno.ENOSPC
+    assert await read(lab, fh) == BODY
+    lab.services.ledgers[0].credit(taken)
+    await lab.put(fh, b"new", 7)
+    assert await read(lab, fh) == BODY[:7] + b"new" + BODY[10:]
+    lab.close(fh)
+
+
+@in_lab()
+async def test_a_writer_waits_for_room(lab: Lab) -> None:
+    await remote(lab)
+    taken = fill_up(lab)
+    fh = await lab.open("f.bin", os.O_RDWR)
+    writing = lab.asking(lambda: lab.put(fh, b"new", 7))
+    await until(lambda: lab.services.files.admission.waiting == 1)
+    lab.services.ledgers[0].credit(taken)
+    await writing
+    assert lab.services.ledgers[0].promised == 0
+    assert await read(lab, fh) == BODY[:7] + b"new" + BODY[10:]
+    lab.close(fh)
+
+
+@in_lab()
+async def test_warm_says_that_there_is_no_room(lab: Lab) -> None:
+    """Rather than that it is here."""
+    ino = await remote(lab)
+    fill_up(lab)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cachefs.vfs.fetchroom._LONG", 0.0)
+        patch.setattr("cachefs.cache.ledger._EVICTION_PATIENCE", 0.01)
+        with pytest.raises(Exception, match="No space left"):
+            await lab.ask("warm", paths=["f.bin"])
+    assert present(lab, ino) == 0
+
+
+@in_tier()
+async def test_the_warm_tier_is_read_first(warm: Warm) -> None:
+    """Without asking the store."""
+    lab = warm.lab
+    await warm.write("f.bin", "x" * 9000)
+    await lab.wait("f.bin")
+    await warm.settle()
+    found = lab.services.meta.dentries.get(1, b"f.bin")
+    assert found is not None
+    row = lab.services.meta.generations.current(found.ino)
+    assert row is not None
+    assert await lab.services.eviction.evict(row.gen)
+    fill_up(lab)
+    lab.bucket.written.clear()
+    fh = await lab.open("f.bin", os.O_RDONLY)
+    assert await read(lab, fh) == b"x" * 9000
+    assert lab.bucket.written == []
+    (warm.directory / "f.bin").write_text("y" * 9000)
+    lab.parts.contents.unkept.forget(lab.services.files.handle(fh).inode.fill.path)  # type: ignore[union-attr]
+    assert await read(lab, fh) == b"x" * 9000, "a copy that anybody has touched is not taken"
+    assert lab.bucket.written == ["f.bin"]
+    lab.close(fh)
