@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 
-from cachefs.cache.filler import CHUNK
+from cachefs.cache.filler import CHUNK, Fill, _Stream
+from cachefs.model.extents import ExtentSet
 from tests.daemon.lab import Lab, in_lab
 
+MIB = 1 << 20
 BODY = os.urandom(5 * CHUNK + 1000)
 
 
 async def present(lab: Lab) -> int:
     """Bytes of the only file that are in the cache, by what its row says."""
-    from cachefs.model.extents import ExtentSet
-
     ino = await _ino(lab)
     row = lab.services.meta.generations.current(ino)
     assert row is not None
@@ -62,3 +62,27 @@ async def test_only_a_huge_file_is_taken_in_pieces(lab: Lab) -> None:
     assert await lab.services.eviction.evict(row.gen, 1000) >= len(BODY)
     assert lab.services.meta.generations.current(await _ino(lab)) is None
     assert await read(lab, 0, 1000) == BODY[:1000]
+
+
+@in_lab()
+async def test_readers_do_not_take_from_each_other_what_they_are_at(lab: Lab) -> None:
+    """Only a writer who waits for room takes that; what lies behind, and what was fetched ahead,
+    goes for readers as well."""
+    trimmer = lab.services.eviction._trimmer
+    assert trimmer is not None
+    fill = Fill("path", "key", "etag", 8 * CHUNK, ExtentSet([(0, 8 * CHUNK)]))
+    at = 3 * CHUNK + 2 * MIB
+    fill._streams.append(_Stream(at, 2))
+    near = [(0, at - CHUNK), (at + 3 * CHUNK, 8 * CHUNK)]
+    assert trimmer._chosen(fill, 8 * CHUNK, 0) == near
+    fill.present.remove(0, 2 * CHUNK + 2 * MIB)
+    fill.present.remove(4 * CHUNK + 2 * MIB, 8 * CHUNK)
+    assert trimmer._chosen(fill, 8 * CHUNK, 0) == []
+    trimmer.is_waited_for = lambda device: True
+    behind, ahead = (at - CHUNK, at - MIB), (4 * CHUNK, 4 * CHUNK + 2 * MIB)
+    assert trimmer._chosen(fill, 8 * CHUNK, 0) == [behind, ahead]
+    for extent in (behind, ahead):
+        fill.present.remove(*extent)
+    assert trimmer._chosen(fill, 8 * CHUNK, 0) == []
+    trimmer.is_pressing = lambda device: True
+    assert trimmer._chosen(fill, 8 * CHUNK, 0) == [(at - MIB, 4 * CHUNK)]
