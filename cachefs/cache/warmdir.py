@@ -161,6 +161,10 @@ class WarmDirectory:
             target.unlink()
         os.symlink(to, os.fsencode(target))
 
+    def staged_mtime(self, name: str) -> int:
+        """Of a staged file, as stored, in nanoseconds: it has the same where it is shown."""
+        return os.lstat(self._staging / name).st_mtime_ns
+
     def show(self, name: str, path: str) -> int:
         """Give a staged file its place; returns its mtime as stored, in nanoseconds.
 

@@ -35,7 +35,7 @@ class Kept:
     """One checkpoint in a tier. `safe`: it is complete, and the next tier has all of it; `stays`:
     why it is kept whatever the rules say, for people; empty: for no such reason; `below`: the next
     tier has all that there is of it, complete here or not; `firm`: what keeps it does so even where
-    there is no room."""
+    there is no room; `remains`: part of it was given up before, and the next tier has all of it."""
 
     root: str
     step: int | None
@@ -45,6 +45,7 @@ class Kept:
     stays: str = ""
     below: bool = False
     firm: bool = True
+    remains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ def judge(rules: Rules, checkpoints: Iterable[Kept], now_ns: int) -> list[Verdic
         reason = _why(rules, each, seen, nbytes, now_ns)
         if reason and each.stays:
             found.append(Verdict(each, False, each.stays))
+        elif reason and each.remains and not each.safe:
+            found.append(Verdict(each, True, reason))
         elif reason and not each.safe:
             found.append(Verdict(each, False, f"{reason}, but the next tier lacks part of it"))
         elif reason and not safe_seen:

@@ -5,12 +5,15 @@ What concerns one place alone (`OBSTRUCTING`) ends nothing; every other OSError 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Container, Mapping, Sequence
+
+import structlog
 
 from cachefs.cache.warmdir import OBSTRUCTING, WarmDirectory
 from cachefs.meta.warm import WarmRow
 from cachefs.tiers.plan import Copy, Plan, shown
+
+log = structlog.get_logger("cachefs.warm")
 
 
 class Placer:
@@ -52,9 +55,19 @@ class Placer:
         if copy.moved:
             self._directory.drop(name)  # It stays where both were links to one file.
         if copy.old is not None and copy.old.path in leaving:
-            with contextlib.suppress(PermissionError):  # What cannot go is nobody's any more.
-                self._directory.remove(shown(copy.old))
+            self._leave(copy.old)
         return WarmRow(wanted.dentry, copy.path, wanted.gen, wanted.size, mtime)
+
+    def _leave(self, old: WarmRow) -> None:
+        """What cannot be removed is nobody's any more."""
+        try:
+            self._directory.remove(shown(old))
+        except OSError as error:
+            if error.errno not in OBSTRUCTING:
+                raise
+            place = self._directory.directory / old.path
+            reason = f"{place}: {error.strerror}: remove it"
+            log.warning("a copy stays in the warm tier", path=old.path, reason=reason)
 
     def _why(self, copy: Copy, error: OSError) -> str:
         """What is in a copy's way, for people."""

@@ -98,7 +98,7 @@ class Retention:
     def _describe(self, root: str, rows: Sequence[WarmRow], named: Sequence[_Naming]) -> Kept:
         held = [row for row in rows if _is_held(row)]
         lacks = any(row.state == WarmState.LACKING for row in rows)
-        in_store = all(map(self._is_in_store, held))
+        below = all(map(self._is_in_store, held)) and self._is_below(root)
         return Kept(
             root,
             checkpoints.step_of(root),
@@ -106,11 +106,12 @@ class Retention:
             max(row.mtime_ns for row in held),
             not lacks
             and self._complete.is_whole(root, [row.path for row in held])
-            and in_store
+            and below
             and not self._complete.lacks(root),
             f"named by {named[0].path}" if named else "",
-            in_store and self._is_below(root),
+            below,
             any(each.outdated is None for each in named),
+            below and len(held) < len(rows) and not lacks,
         )
 
     def _is_below(self, root: str) -> bool:
@@ -204,12 +205,14 @@ class Retention:
             return False  # Written anew while others were removed.
         if not await self._take_pointers(each.outdated for each in found.named.get(root, ())):
             return False
-        if await self._tier.remove(rows):
-            return False  # It is told. All counts as there, and is removed again, until it goes.
+        stuck = await self._tier.remove(rows)  # That is told; the next look tries it again.
+        gone = [row for row in rows if row not in stuck]
         with self._meta.transaction():
-            for row in (*rows, *self._uncopied(root)):
+            for row in (*gone, *self._uncopied(root)):
                 row.state = WarmState.RELEASED
                 self._meta.warm.put(row)
+        if stuck:
+            return False
         log.info(
             "removed from the warm tier",
             checkpoint=root,

@@ -17,7 +17,7 @@ and what tells of it is withheld. Only copies that are as they were written are 
 what somebody has touched is forgotten, and stays where it is.
 
 Runs on the trio thread; what touches the directory runs in other threads. A row of the table `warm`
-is written after what it tells of is on the disk, so a kill at any point repeats work at most.
+says that a copy is there once it is on the disk, so a kill at any point repeats work at most.
 `lock` is held for a round, and by whoever else removes copies. What is to be recorded waits until
 there is room for it: a disk that stalls under the database stops a round, and nobody else.
 """
@@ -369,6 +369,7 @@ class WarmTier:
     async def _show(self, copies: Sequence[Copy], plan: Plan) -> set[int]:
         if not copies:
             return set()
+        await self._announce(copies)
         show, in_the_way = self._placer.show, self._planner.in_the_way(plan)
         rows, failed = await trio.to_thread.run_sync(show, copies, plan, in_the_way)
         await room(self._meta.db)
@@ -385,6 +386,19 @@ class WarmTier:
         for row, _ in rows:
             self.on_copied(row.size)
         return shown_now
+
+    async def _announce(self, copies: Sequence[Copy]) -> None:
+        """Where a name has its first copy, that is on record before it is there: after a kill it is
+        known whose it is, though the name may have moved or gone by then."""
+        new = [each for each in copies if each.old is None]
+        mtime = self.directory.staged_mtime
+        found = await trio.to_thread.run_sync(lambda: [mtime(str(each.dentry)) for each in new])
+        await room(self._meta.db)
+        with self._meta.transaction():
+            for each, mtime_ns in zip(new, found, strict=True):
+                gen, size = each.wanted.gen, each.wanted.size
+                row = WarmRow(each.dentry, each.path, gen, size, mtime_ns, WarmState.LACKING)
+                self._meta.warm.put(row)
 
     async def _leave_out(self, plan: Plan, copies: Sequence[Copy]) -> None:
         """They get no place in this round; nothing waits for them but what tells of them."""

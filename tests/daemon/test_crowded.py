@@ -10,6 +10,7 @@ import trio
 from cachefs.daemon import tasks
 from cachefs.meta.database import Database
 from cachefs.meta.deferral import Lag
+from cachefs.meta.warm import WarmState
 from cachefs.model.states import GenState
 from tests.daemon.lab import Lab, in_lab, until
 from tests.daemon.tier import Warm, in_tier, save
@@ -87,10 +88,10 @@ async def test_the_warm_tier_in_the_midst_of_a_round(warm: Warm) -> None:
         await until(lambda: crowd.is_there)
         await trio.sleep(SHORT)
         assert not going.done
-        assert warm.lab.services.meta.warm.all() == []
+        assert warm.row_of("a.bin").state == WarmState.LACKING
         crowd.is_there = False
         await going
-        assert warm.row_of("a.bin") is not None
+        assert warm.row_of("a.bin").state == WarmState.HELD
 
 
 @in_lab("checkpoint.supersede=unstarted", flusher=False)

@@ -296,12 +296,27 @@ async def test_retention_goes_on_without_what_cannot_be_removed(warm: Warm, name
     assert [each["path"] for each in logs if "cannot be removed" in each["event"]] == [
         f"step-1/{name}"
     ]
+    gen = warm.row_of("step-1/a.bin").gen
+    assert warm.tier.has(gen) == ("step-1/a.bin" in warm.shown())
     left = {f"step-1/{name}"} if name == "a.bin" else {"step-1/a.bin", "step-1/_SUCCESS"}
     assert set(warm.shown()) == left | {"step-3/a.bin", "step-3/_SUCCESS"}
     assert warm.tiering.status()["files_obstructed"] == 1
     await warm.tiering.retain()
     assert set(warm.shown()) == {"step-3/a.bin", "step-3/_SUCCESS"}
     assert warm.tiering.status()["files_obstructed"] == 0
+
+
+@in_tier(flusher=False)
+async def test_a_moved_copy_that_cannot_be_removed(warm: Warm) -> None:
+    """It stays where it was, too, and that is told."""
+    await warm.write("a", "one")
+    await warm.settle()
+    await warm.lab.rename("a", "b")
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:
+        refuse(warm, patch, "a")
+        await warm.settle()
+    assert [each["path"] for each in logs if each["event"].startswith("a copy stays")] == ["a"]
+    assert warm.shown() == {"a": "one", "b": "one"}
 
 
 @pytest.mark.parametrize("name", ["a.bin", "_SUCCESS"])

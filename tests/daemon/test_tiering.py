@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -81,6 +82,30 @@ async def test_what_is_rewritten_while_it_is_copied(warm: Warm) -> None:
     assert written.is_set()
     await warm.settle()
     assert warm.shown() == {"f.bin": "again"}
+
+
+@pytest.mark.parametrize("then", ["moves", "goes"])
+@in_tier(flusher=False)
+async def test_what_a_killed_daemon_showed_is_known(warm: Warm, then: str) -> None:
+    """It had no time to say so, and the name is another one when the next daemon looks."""
+    await warm.write("step-1/a.bin", "one")
+    show = warm.tier.directory.show
+
+    def killed(*words: Any) -> int:
+        show(*words)
+        raise OSError(errno.EIO, "as if killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm.tier.directory, "show", killed)
+        with pytest.raises(OSError, match="killed"):
+            await warm.round()
+    assert warm.shown() == {"step-1/a.bin": "one"}
+    if then == "moves":
+        await warm.lab.rename("step-1", "step-2")
+    else:
+        await warm.lab.remove("step-1/a.bin")
+    await warm.settle()
+    assert warm.shown() == ({"step-2/a.bin": "one"} if then == "moves" else {})
 
 
 @in_tier(flusher=False)
