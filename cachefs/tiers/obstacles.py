@@ -102,6 +102,11 @@ class Obstacles:
                 self.stuck[row.dentry] = Obstacle(row.path, refused[row.dentry])
         self._tell("a copy cannot be removed from the warm tier", self.stuck.values())
 
+    def forget_moot(self, places: Mapping[int, str]) -> None:
+        """Of copies that cannot be removed those stay known that are there still; `places`: name ->
+        path."""
+        self.stuck = {k: each for k, each in self.stuck.items() if places.get(k) == each.path}
+
     def _tell(self, event: str, obstacles: Iterable[Obstacle]) -> None:
         """Each once for as long as it is there."""
         for each in obstacles:

@@ -282,6 +282,8 @@ class WarmTier:
 
     async def _work(self, plan: Plan) -> set[int]:
         moot = self._awaited - {each.wanted.gen for each in plan.copies}
+        if self.obstacles.stuck:
+            self.obstacles.forget_moot({row.dentry: row.path for row in self._meta.warm.all()})
         if plan.is_empty:
             self._restless = plan.lacking
             self.obstacles.found.clear()
@@ -308,7 +310,7 @@ class WarmTier:
             staged |= await self.stager.stage_all([each for each in signs if not each.moved])
             ready = list(itertools.takewhile(lambda each: each.dentry in staged, signs))
             changed |= await self._show(ready, plan)
-            changed |= await self._clear(plan, withheld)
+            changed |= await self._clear(plan, changed)
         waits = withheld or plan.blocked or self.obstacles.all
         self._restless = bool(waits) or plan.lacking or not whole
         self._note(plan, moot, withheld, changed)
@@ -427,17 +429,25 @@ class WarmTier:
 
     # -- removing -----------------------------------------------------------------------------
 
-    async def _clear(self, plan: Plan, withheld: frozenset[int]) -> set[int]:
-        """Remove what is gone; the names of which nothing is known any more."""
+    async def _clear(self, plan: Plan, changed: set[int]) -> set[int]:
+        """Remove what is gone; the names of which nothing is known any more. What is still to be
+        replaced stays on record."""
+        unshown = [e for e in (*plan.signs, *plan.blocked) if e.dentry not in changed]
         pointers = [
-            each.path
-            for each in (*plan.signs, *plan.blocked)
-            if (each.dentry in withheld or each in plan.blocked)
-            and each.path in plan.taken
-            and self._complete.root_of_sign(each.path) is None
+            each
+            for each in unshown
+            if each.path in plan.taken and self._complete.root_of_sign(each.path) is None
         ]
-        folders = tuple({posixpath.dirname(f"/{path}").rstrip("/") + "/" for path in pointers})
-        kept = {row.dentry for row in plan.gone if f"/{row.path}".startswith(folders)}
+        if self.room.lacking is not None:
+            await self._take(plan, pointers)  # What is gone has to make room.
+            pointers = []
+        folders = tuple({posixpath.dirname(f"/{e.path}").rstrip("/") + "/" for e in pointers})
+        waiting = {each.path for each in unshown}
+        kept = {
+            row.dentry
+            for row in plan.gone
+            if f"/{row.path}".startswith(folders) or row.path in waiting
+        }
         gone = [row for row in plan.gone if row.dentry not in kept]
         over = {row.dentry for row in (*gone, *(row for row, _ in plan.renamed))}
         stuck = await self.remove([row for row in plan.leaving if row.dentry in over])
@@ -451,6 +461,15 @@ class WarmTier:
                 if row.dentry in over:
                     self._meta.warm.put(WarmRow(row.dentry, path, row.gen, 0, 0, row.state))
         return over
+
+    async def _take(self, plan: Plan, pointers: Sequence[Copy]) -> None:
+        """Pointers go that name what is gone, perhaps, and that are to be replaced."""
+        paths = {each.path for each in pointers}
+        old = [e.old for e in pointers if e.old is not None and e.old.state == WarmState.HELD]
+        await self.remove([*old, *(row for row in plan.gone if row.path in paths)])
+        with self._meta.transaction():
+            for row in old:
+                self._put_lacking(row, row.gen)
 
     async def remove(self, rows: Sequence[WarmRow]) -> list[WarmRow]:
         """Remove copies, by who holds `lock`: signs first, so that nobody takes the rest for whole.
