@@ -51,14 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Give tests that mount their default time limit, and keep together, when tests are shared out
-    to several processes, those that share something of their module's: all but the end-to-end
-    tests, each of which has a mount of its own."""
+    """Give tests that mount their default time limit; where tests are shared out to several
+    processes, the longest begin."""
     for item in items:
         if _folder(item) in MOUNTING and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(DEFAULT_TIMEOUT))
-        if _folder(item) != "e2e":
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.name}-{_lane(item)}"))
     if not lanes.chosen():
         left_out = [item for item in items if _is_left_out(item)]
         config.hook.pytest_deselected(items=left_out)
@@ -66,18 +63,17 @@ def pytest_collection_modifyitems(
         items[:] = [item for item in items if item not in gone]
     yield
     if hasattr(config, "workerinput"):  # set by xdist
-        _give_out_long_ones_first(items)
+        from tests.support import sharing
+
+        sharing.longest_first(items)
 
 
-def _give_out_long_ones_first(items: list[pytest.Item]) -> None:
-    """Then the other groups, and in the end single tests, so that all processes end together."""
-    slow = {_group(item) for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: 0 if _group(item) in slow else 2 if _folder(item) == "e2e" else 1)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share a mount go to one process."""
+    from tests.support.sharing import Sharing
 
-
-def _group(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("xdist_group")
-    return str(marker.args[0]) if marker else item.nodeid
+    return Sharing(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def _lane(item: pytest.Item) -> str:

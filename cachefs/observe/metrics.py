@@ -9,6 +9,7 @@ Each `Metrics` has a registry of its own: two in one process do not meet.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -312,6 +313,7 @@ class Metrics:
         if self._server is not None:
             server, thread = self._server
             self._server = None
+            server.socket.shutdown(socket.SHUT_RDWR)  # or its thread looks up after half a second
             server.shutdown()
             server.server_close()
             thread.join()

@@ -97,8 +97,8 @@ def test_kills_during_a_storm(
     for _ in range(3):
         time.sleep(rng.uniform(0.1, 0.8))
         mount.took_over(mount.kill_daemon())
-    for storm in running:
-        names = storm.finish()
+    closed = [(storm, storm.finish()) for storm in running]
+    for storm, names in closed:
         assert len(names) > 5
         check(mount, storm, names, dir_store)
 

@@ -468,5 +468,6 @@ def test_a_budget_is_kept(store: ObjectStore, proxy: FaultProxy, key: str) -> No
     seconds, done = time.monotonic() - started, proxy.counts()["put 200"]
     assert throttled == proxy.counts()["put 503"] > 0
     assert 5 <= done <= 5 * seconds + 7
-    assert all(entry["key"] == key for entry in proxy.log())
+    # A request of an earlier test that gets no answer may end only now.
+    assert {entry["key"] for entry in proxy.log() if entry["status"]} == {key}
     assert BUCKET not in key

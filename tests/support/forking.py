@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import gc
 import importlib
 import os
@@ -24,7 +23,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 PADDING = "-" * 4096
@@ -32,6 +30,7 @@ PADDING = "-" * 4096
 _CODE = (
     "cachefs.daemon.__main__", "cachefs.daemon.serve", "cachefs.flush.mover",
     "cachefs.store.directory", "cachefs.store.s3", "cachefs.supervisor", "awscrt.checksums",
+    "encodings.ascii", "encodings.idna",
 )  # fmt: skip
 _EARLY = re.compile(r"LD_|CACHEFS_FAILPOINTS")
 """Beginnings of the names of variables that have their effect before `main`."""
@@ -69,19 +68,23 @@ def preload() -> None:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     _build_a_client()
+    _read_settings()
     gc.collect()
     gc.freeze()  # what is never looked at by a collection stays shared
 
 
 def _build_a_client() -> None:
-    """For what botocore loads when it is first needed; its tables are parsed once for all."""
-    from botocore.loaders import JSONFileLoader
-
+    """For what botocore loads when it is first needed, and keeps."""
     from cachefs.store.s3client import ClientSource, S3Options
 
-    parsed = functools.cache(partial(JSONFileLoader.load_file, JSONFileLoader()))
-    setattr(JSONFileLoader, "load_file", lambda _, path: parsed(path))  # noqa: B010
     ClientSource(S3Options(bucket="none", endpoint="http://127.0.0.1:1")).get()
+
+
+def _read_settings() -> None:
+    """For the patterns in them, which are compiled, and kept, by whoever reads them."""
+    from cachefs.config import Settings
+
+    Settings.from_json(Settings.model_validate({"store": {"url": "s3://none"}}).to_json())
 
 
 def install() -> None:
