@@ -92,8 +92,9 @@ class Adoption:
         try:
             await self._check_unchanged(source, status, xattrs)
             await self._secure(device, file)
-            await self._check(folder, name)
-            self._publish(device, file, status, xattrs, folder, name)
+            with self._services.hold(folder.row.ino):
+                await self._check(folder, name)
+                self._publish(device, file, status, xattrs, folder, name)
         except BaseException:
             device.remove(file)
             raise

@@ -288,6 +288,7 @@ class Server:
             metrics_address=address,
             sync_meta=parts.sync_meta,
             on_names=parts.refresher.on_changed,
+            hold=parts.refresher.rounds.hold,
             pacer_rate=lambda: parts.pacing.rate,
             restraint=parts.restraint,
             tiering=parts.tiering,

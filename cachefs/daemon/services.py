@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from cachefs.cache.device import CacheDevice
@@ -99,6 +100,8 @@ class Services:
     """Requests per second that the pacer allows now, for the metrics."""
     on_names: Callable[[int, Sequence[bytes]], Awaitable[None]] = nobody_told
     """Awaited with a directory and names in it that lead elsewhere than the kernel thinks."""
+    hold: Callable[[int], AbstractContextManager[object]] = nullcontext
+    """Around changes of names in a directory that no request of the kernel asks for."""
     forecast: Forecast | None = None
     """What is known of the next checkpoint."""
     tiering: Tiering | None = None

@@ -106,6 +106,21 @@ def test_each_is_seen_at_once(place: Place) -> None:
         save(place / "f0-0")
 
 
+def test_what_is_adopted_beside_them(place: Place, tmp_path: Path) -> None:
+    """Is there at once, and is no other file."""
+    for number in range(6):
+        source, path = tmp_path / "outside", place / f"adopted{number}"
+        for name in range(5):  # so that the directory is granted (again)
+            save(place / f"f{number}-{name}")
+        source.write_bytes(b"mine")
+        place.mount.ask("adopt", {"src": str(source), "dst": str(path)})
+        with pytest.raises(FileExistsError):
+            save(path)
+        assert path.read_bytes() == b"mine"
+    place.durable()
+    assert place.store.get("adopted0") == b"mine"
+
+
 def test_changes_of_the_directory_itself(place: Place) -> None:
     """Are seen at once, between files that are made in it and by them."""
 
