@@ -87,6 +87,7 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
     census = take(services)
     restraint, forecast = services.restraint, services.forecast
     lag = services.meta.db.lag
+    tier = services.tiering.tier if services.tiering is not None else None
     return Snapshot(
         dirty_bytes=census.bytes,
         dirty_files=census.files,
@@ -111,7 +112,8 @@ def snapshot(services: Services, troubles: Troubles) -> Snapshot:
         next_checkpoint_room_bytes=forecast.room if forecast else 0,
         next_checkpoint_fits=forecast is None or forecast.fits,
         takeovers_total=services.takeovers(),
-        warm_usable=services.tiering is not None and services.tiering.tier.trouble is None,
+        warm_usable=tier is not None and tier.trouble is None,
+        warm_obstructed_files=len(tier.obstacles.all) if tier is not None else 0,
         degraded=services.degraded(),
         uptime_seconds=time.monotonic() - services.started_at,
     )

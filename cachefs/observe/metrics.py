@@ -205,6 +205,12 @@ TABLE: tuple[Spec, ...] = (
     Spec(
         "cachefs_warm_usable", "gauge", "1 while the warm tier takes copies, 0 while it does not."
     ),
+    Spec(
+        "cachefs_warm_obstructed_files",
+        "gauge",
+        "Files that wait because something else is in their place in the warm tier, or that"
+        " cannot be removed from it.",
+    ),
     Spec("cachefs_takeovers_total", "total", "Daemons that took over the mount from another."),
     Spec("cachefs_degraded", "gauge", "1 while the store is out of reach, else 0."),
     Spec("cachefs_uptime_seconds", "gauge", "Age of this daemon."),
@@ -242,6 +248,7 @@ class Snapshot:
     next_checkpoint_fits: bool = True
     takeovers_total: int = 0
     warm_usable: bool = False
+    warm_obstructed_files: int = 0
     degraded: bool = False
     uptime_seconds: float = 0.0
 

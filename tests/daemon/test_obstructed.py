@@ -12,6 +12,8 @@ import trio
 import trio.testing
 
 from cachefs.cache.warmdir import Shown
+from cachefs.daemon.census import snapshot
+from cachefs.daemon.trouble import Troubles
 from cachefs.model.retention import Rules
 from tests.daemon.lab import until
 from tests.daemon.tier import Warm, in_tier, save
@@ -42,6 +44,12 @@ def clear(warm: Warm, path: str) -> None:
         shutil.rmtree(place)
 
 
+def obstructed(warm: Warm) -> int:
+    """As the metrics tell."""
+    services = warm.lab.services
+    return snapshot(services, Troubles(services.meta, services.queue)).warm_obstructed_files
+
+
 @pytest.mark.parametrize("kind", ["directory", "file", "symlink"])
 @in_tier(flusher=False)
 async def test_it_alone_waits_until_the_way_is_free(warm: Warm, kind: str) -> None:
@@ -59,6 +67,7 @@ async def test_it_alone_waits_until_the_way_is_free(warm: Warm, kind: str) -> No
     assert "elsewhere/f.bin" not in found
     told = warm.tiering.status()
     assert (told["error"], told["files_obstructed"]) == (None, 1)
+    assert obstructed(warm) == 1
     status = await warm.lab.ask("status", path="")
     (error,) = (await warm.lab.handlers["status"]({}, None))["errors"]  # type: ignore[arg-type]
     assert status["path"] == "/mnt/ckpt"
@@ -70,6 +79,7 @@ async def test_it_alone_waits_until_the_way_is_free(warm: Warm, kind: str) -> No
     await warm.settle()
     assert warm.shown()["run/f.bin"] == "one"
     assert warm.tiering.status()["files_obstructed"] == 0
+    assert obstructed(warm) == 0
     assert not await warm.round()
 
 
