@@ -81,7 +81,8 @@ def free_ports(count: int) -> list[int]:
 class SeaweedFS:
     """One SeaweedFS server. `with SeaweedFS(directory) as store:` starts and stops it."""
 
-    def __init__(self, data_dir: Path | str, *, s3_port: int = 0) -> None:
+    def __init__(self, data_dir: Path | str, *, s3_port: int = 0, volumes: int = 7) -> None:
+        """`volumes`: how many files a bucket begins with; each has 1 GiB of the disk promised."""
         self.data_dir = Path(data_dir).absolute()
         self.access_key = "AKIA" + secrets.token_hex(8).upper()
         self.secret_key = secrets.token_urlsafe(30)
@@ -89,6 +90,7 @@ class SeaweedFS:
         self.pid = 0
         """Process id of the server itself, to pause or kill it in tests; 0 while it is stopped."""
         self._s3_port = s3_port
+        self._volumes = volumes
         self._guard: subprocess.Popen[str] | None = None
 
     @property
@@ -205,7 +207,11 @@ class SeaweedFS:
                 text=True,
                 start_new_session=True,
                 cwd=self.data_dir,
-                env={"PATH": os.environ.get("PATH", ""), "HOME": str(self.data_dir)},
+                env={
+                    "PATH": os.environ.get("PATH", ""),
+                    "HOME": str(self.data_dir),
+                    "WEED_MASTER_VOLUME_GROWTH_COPY_1": str(self._volumes),
+                },
             )
         assert self._guard.stdout is not None
         self.pid = int(self._guard.stdout.readline() or 0)

@@ -24,7 +24,8 @@ class Seaweed:
     """SeaweedFS with its data in one directory."""
 
     def __init__(self, data: Path) -> None:
-        self.server = SeaweedFS(data)
+        # Each of several processes has a store, and a memory of 24 GiB room for few buckets of 7.
+        self.server = SeaweedFS(data, volumes=2)
         self.client: Any = None
         self._made = 0
 
