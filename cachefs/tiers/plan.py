@@ -146,7 +146,7 @@ class Planner:
 
     def in_the_way(self, plan: Plan) -> dict[int, list[WarmRow]]:
         """Name -> copies that leave, and are above the path where that is to be shown, or below it:
-        a file has become a directory there, or a directory a file. Signs first."""
+        a file has become a directory there, or a directory a file."""
         leaving = {row.path: row for row in plan.leaving}
         paths = sorted(leaving)
         found = {}
@@ -156,8 +156,20 @@ class Planner:
             around = (*above(copy.path), *paths[begin:end])
             rows = [leaving[path] for path in around if path in leaving]
             if rows:
-                found[copy.dentry] = sorted(rows, key=self.is_sign, reverse=True)
+                found[copy.dentry] = self.as_they_go(rows)
         return found
+
+    def as_they_go(self, rows: Iterable[WarmRow]) -> list[WarmRow]:
+        """Copies in the order in which they have to be removed, the reverse of that in which they
+        came: pointers, then markers, the last one first, since each may tell of those before it,
+        then the rest."""
+
+        def place(row: WarmRow) -> tuple[bool, bool, int]:
+            is_sign = self.is_sign(row)
+            is_part = is_sign and self._complete.root_of_sign(row.path) is not None
+            return not is_sign, is_part, -abs(row.gen)
+
+        return sorted(rows, key=place)
 
     def is_sign(self, row: WarmRow) -> bool:
         """Whether a copy tells of others."""

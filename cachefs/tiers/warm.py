@@ -475,8 +475,9 @@ class WarmTier:
         """Remove copies, by who holds `lock`: signs first, so that nobody takes the rest for whole.
         Those that somebody has touched stay. Returns those that cannot be removed; what a sign
         tells of stays with it. Raises OSError."""
+        rows = self._planner.as_they_go(rows)
         signs = [row for row in rows if self._planner.is_sign(row)]
-        others = [row for row in rows if not self._planner.is_sign(row)]
+        others = rows[len(signs) :]
         refused: dict[int, str] = {}
         if signs:
             refused |= await trio.to_thread.run_sync(self._placer.remove, signs)

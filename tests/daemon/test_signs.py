@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from cachefs.cache.warmdir import Shown
 from cachefs.model.manifests import Manifest, Part, encode, manifest_key
 from tests.daemon.tier import Warm, in_tier, save
 
@@ -183,3 +184,31 @@ async def test_a_marker_goes_before_what_it_stands_for_is_replaced(warm: Warm) -
     await warm.settle()
     assert torn == []
     assert set(warm.shown().values()) == {"new"}
+
+
+@in_tier("tiers.warm_newest=1")
+async def test_they_go_in_the_reverse_order_of_their_coming(warm: Warm) -> None:
+    """A marker may tell of those before it, a pointer of all."""
+    names = ["step-1/a.bin", "step-1/model.safetensors.index.json", "step-1/_SUCCESS"]
+    remove, gone = warm.tier.directory.remove, []
+
+    def removed(shown: Shown) -> bool:
+        gone.append(shown.path)
+        return remove(shown)
+
+    warm.tier.directory.remove = removed  # type: ignore[method-assign]
+    for name in [*names, "latest"]:
+        await warm.write(name, "step-1" if name == "latest" else "{}")
+    await warm.settle()
+    for name in [*names, "latest"]:
+        await warm.lab.remove(name)
+    await warm.settle()
+    assert gone == ["latest", *reversed(names)]
+    gone.clear()
+    await save(warm, 2)
+    await warm.write("step-2/last.index.json", "{}")
+    await save(warm, 3)
+    await warm.settle()
+    await warm.lab.wait()
+    await warm.tiering.retain()
+    assert gone[:2] == ["step-2/last.index.json", "step-2/_SUCCESS"]
