@@ -1,8 +1,8 @@
-"""botocore clients for one store: how they are set up, and when they are thrown away.
+"""boto3 clients for one store: how they are set up, and when they are thrown away.
 
-botocore reads shared credential files once per session. Keys in such a file are rotated while
-training runs, so a client whose credentials were refused is discarded and the next request builds a
-fresh session from the usual AWS chain.
+boto3 reads shared credential files once per session. Keys in such a file are rotated while training
+runs, so a client whose credentials were refused is discarded and the next request builds a fresh
+session from the usual AWS chain.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import IncompleteReadError
 from botocore.loaders import Loader
-from botocore.session import Session
 
 from cachefs.errors import UsageError
 
@@ -30,15 +31,16 @@ REBUILD_INTERVAL = 1.0
 service."""
 
 
-class _OnlyS3(Loader):
-    """What botocore knows of S3, parsed once in a process. Sessions have nothing else in common."""
+class _FewServices(Loader):
+    """What botocore knows of S3, and of what hands out keys (roles, web identities, single
+    sign-on); parsed once in a process. Sessions have nothing else in common."""
 
     def list_available_services(self, type_name: str) -> list[str]:
         """Without looking through the 400 directories of all the others."""
-        return ["s3"]
+        return ["s3", "sts", "sso", "sso-oidc", "signin"]
 
 
-_LOADER = _OnlyS3()
+_LOADER = _FewServices()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,9 @@ class ClientSource:
 
 
 def _build(options: S3Options) -> S3Client:
-    session = Session(profile=options.profile)
-    session.register_component("data_loader", _LOADER)
+    core = botocore.session.Session()
+    core.register_component("data_loader", _LOADER)
+    session = boto3.session.Session(botocore_session=core, profile_name=options.profile)
     addressing: Any = options.addressing
     if addressing == "auto":  # stores other than AWS rarely have a DNS name per bucket
         addressing = "path" if options.endpoint else "auto"
@@ -124,14 +127,14 @@ def _build(options: S3Options) -> S3Client:
         response_checksum_validation="when_required",
         s3={"addressing_style": addressing, "payload_signing_enabled": False},
     )
-    client = session.create_client(
+    client = session.client(
         "s3",
         endpoint_url=options.endpoint,
-        region_name=options.region or session.get_config_variable("region") or DEFAULT_REGION,
+        region_name=options.region or session.region_name or DEFAULT_REGION,
         config=config,
     )
     client.meta.events.register("before-parse.s3", _check_length)
-    return cast("S3Client", client)
+    return client
 
 
 def _check_length(operation_model: Any, response_dict: dict[str, Any], **_: Any) -> None:
