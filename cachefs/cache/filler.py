@@ -23,9 +23,10 @@ import copy
 import errno
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import trio
@@ -186,12 +187,15 @@ class Fill:
         if crc64 is not None:
             self._pieces[start] = (end, crc64)
 
-    def pieces(self) -> list[tuple[int, int]] | None:
+    def pieces(
+        self, passed: Mapping[int, tuple[int, int]] = MappingProxyType({})
+    ) -> list[tuple[int, int]] | None:
         """(CRC64NVME, size) of the pieces that the whole object came in, in order. None when that
-        is not known: some came to another daemon, or are no longer what arrived."""
+        is not known: some came to another daemon, or are no longer what arrived. `passed`: start ->
+        (end, CRC64NVME) of others, which were not kept."""
         found, position = [], 0
         while position < self.size:
-            end, crc64 = self._pieces.get(position, (0, 0))
+            end, crc64 = max(each.get(position, (0, 0)) for each in (self._pieces, passed))
             if end <= position:
                 return None
             found.append((crc64, end - position))

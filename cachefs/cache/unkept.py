@@ -6,13 +6,15 @@ Blocks get shorter when they have to go before much of them was read (readers ar
 and there), and longer again when they are read. Memory: `KEPT` bytes that have arrived, and as much
 on its way, over all files.
 
-One version, as with fills: every request carries the etag. On the trio thread.
+One version, as with fills: every request carries the etag. Once all of an object has been read,
+with what is in its cache file, it is compared with the object's checksum. On the trio thread.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -32,6 +34,20 @@ KEPT = AT_ONCE * LONGEST
 FetchBytes = Callable[[str, int, int, str | None], Awaitable[bytes]]
 """Bytes [start, end) of an object (key, start, end, etag); all of them. StoreError."""
 
+Checksum = Callable[[bytes], Awaitable[int]]
+"""CRC64NVME of bytes."""
+Combine = Callable[[Sequence[tuple[int, int]]], Awaitable[int]]
+"""That of adjoining ranges: (CRC64NVME, size in bytes) of each, in order."""
+
+
+class Damaged(OSError):
+    """What was read of an object has not the checksum that this was stored with."""
+
+
+async def _uncounted(*_: object) -> int:
+    return 0
+
+
 _Name = tuple[str, str, str | None, int, int]
 """Cache file, key, etag, first byte, length."""
 
@@ -50,17 +66,46 @@ class _Block:
     """Held while they are on their way."""
 
 
+@dataclass(slots=True, eq=False)
+class _Passed:
+    """Checksums of what was read of an object and not kept."""
+
+    fill: Fill
+    pieces: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Start -> (end, CRC64NVME): the longest from there."""
+    total: int = 0
+
+    def note(self, start: int, end: int, crc64: int) -> list[tuple[int, int]] | None:
+        """One more; all of the object's, with those that were kept, if this is what lacked."""
+        before = self.pieces.get(start, (start, 0))
+        if end < before[0] or before == (end, crc64):
+            return None
+        self.pieces[start] = (end, crc64)
+        self.total += end - before[0]
+        is_all = self.total + self.fill.present.total >= self.fill.size
+        return self.fill.pieces(self.pieces) if is_all else None
+
+
 class Unkept:
     """Reads through memory, for fills whose files get no room."""
 
     def __init__(
-        self, fetch: FetchBytes, *, on_fetched: Callable[[int], None] = lambda nbytes: None
+        self,
+        fetch: FetchBytes,
+        *,
+        checksum: Checksum = _uncounted,
+        combine: Combine = _uncounted,
+        on_fetched: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
         """`on_fetched(bytes)` is called with what has arrived."""
         self._fetch = fetch
+        self._checksum = checksum
+        self._combine = combine
         self._on_fetched = on_fetched
         self._blocks: OrderedDict[_Name, _Block] = OrderedDict()
         """What was used last comes last."""
+        self._passed: dict[str, _Passed] = {}
+        """By cache file."""
         self._limit = trio.CapacityLimiter(AT_ONCE)
         self._length = LONGEST
 
@@ -77,7 +122,8 @@ class Unkept:
         return self._take(block, start, end)
 
     async def read(self, fill: Fill, start: int, end: int) -> bytes:
-        """Bytes [start, end) of the object, which has them. StoreError; ESTALE as for a fetch."""
+        """Bytes [start, end) of the object, which has them. StoreError; ESTALE as for a fetch;
+        Damaged."""
         pieces = []
         while start < end:
             block = self._find(fill, start) or self._begin(fill, start)
@@ -89,7 +135,8 @@ class Unkept:
         return b"".join(pieces)
 
     def forget(self, path: str) -> None:
-        """Nobody has this cache file open any more."""
+        """Nobody has this cache file open any more, or what was read of it was damaged."""
+        self._passed.pop(path, None)
         for name in [each for each in self._blocks if each[0] == path]:
             del self._blocks[name]
 
@@ -120,7 +167,9 @@ class Unkept:
             raise stale_error(fill)
         try:
             async with self._limit:
-                block.data = await self._fetch(fill.key, block.start, block.end, fill.etag)
+                data = await self._fetch(fill.key, block.start, block.end, fill.etag)
+                await self._compare(fill, block, data)
+            block.data = data
         except PreconditionFailed as error:
             fill.stale = True
             raise stale_error(fill) from error
@@ -133,6 +182,17 @@ class Unkept:
         self._blocks[block.name] = block
         self._blocks.move_to_end(block.name)
         self._let_go()
+
+    async def _compare(self, fill: Fill, block: _Block, data: bytes) -> None:
+        if fill.crc64 is None:
+            return
+        crc64 = await self._checksum(data)
+        passed = self._passed.get(fill.path)
+        if passed is None or passed.fill is not fill:
+            passed = self._passed[fill.path] = _Passed(fill)
+        pieces = passed.note(block.start, block.end, crc64)
+        if pieces is not None and await self._combine(pieces) != fill.crc64:
+            raise Damaged(errno.EIO, "the object has not the checksum that it was stored with")
 
     def _let_go(self) -> None:
         """Drop what was not used for longest, until the rest is little enough."""

@@ -62,7 +62,12 @@ def reader_of(client: StoreClient, metrics: Metrics, tiering: Tiering | None) ->
         downloaded.inc(len(data))
         return data
 
-    return Unkept(fetch, on_fetched=metrics.counter("cachefs_unkept_bytes_total").inc)
+    return Unkept(
+        fetch,
+        checksum=client.checksum,
+        combine=client.combine,
+        on_fetched=metrics.counter("cachefs_unkept_bytes_total").inc,
+    )
 
 
 @contextmanager

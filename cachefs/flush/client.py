@@ -18,7 +18,7 @@ import trio
 
 from cachefs import failpoints
 from cachefs.errors import Refused, Retry, StoreError, StoreUnreachable, Throttled
-from cachefs.store.base import FileRange
+from cachefs.store.base import Body
 
 FIRST_DELAY = 0.1
 MAX_DELAY = 30.0
@@ -122,9 +122,9 @@ class StoreClient:
         self.is_unreachable = isinstance(error, StoreUnreachable)
         self._observe(method, error.outcome if error is not None else "ok", seconds, sent)
 
-    async def checksum(self, body: FileRange) -> int:
-        """CRC64NVME of a range of a file here, computed where it keeps nobody waiting. Raises
-        CacheError."""
+    async def checksum(self, body: Body) -> int:
+        """CRC64NVME of bytes or of a range of a file here, computed where it keeps nobody waiting.
+        Raises CacheError."""
         value: int = await self._jobs.call("checksum", body=body)
         return value
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.filler import CHUNK, Fill, Filler, NoRoom
 from cachefs.cache.placement import Placement
-from cachefs.cache.unkept import Unkept
+from cachefs.cache.unkept import Damaged, Unkept
 from cachefs.errors import StoreError
 from cachefs.failpoints import Point, reach
 from cachefs.flush.queue import EffectQueue
@@ -113,16 +113,23 @@ class Filling(Sealing):
                 return None
             if opened.fill is fill:
                 try:
-                    return await self._read_unkept(fill, start, stop)
+                    return await self._read_unkept(opened, fill, start, stop)
                 except (OSError, StoreError):
                     if not self._has_moved(opened, fill):
                         raise
         return None
 
-    async def _read_unkept(self, fill: Fill, start: int, end: int) -> bytes:
+    async def _read_unkept(self, opened: OpenInode, fill: Fill, start: int, end: int) -> bytes:
         fill.served = True
-        with self.while_wanted():
-            return await self.unkept.read(fill, start, end)
+        try:
+            with self.while_wanted():
+                return await self.unkept.read(fill, start, end)
+        except Damaged:  # Whoever comes next has it fetched once more.
+            self._lanes.take_back(opened)
+            fill.spoiled()
+            self.unkept.forget(fill.path)
+            self.on_damaged(fill.key)
+            raise
 
     async def fetch(self, opened: OpenInode) -> None:
         """Return once the cache file holds all of the object's bytes; counts them as they come.

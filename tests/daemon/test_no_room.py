@@ -8,6 +8,7 @@ import os
 import pytest
 import trio
 
+from cachefs.cache import unkept
 from cachefs.model.extents import ExtentSet
 from tests.daemon.lab import CHUNK, Lab, in_lab, until
 from tests.daemon.tier import Warm, in_tier
@@ -150,3 +151,37 @@ async def test_the_warm_tier_is_read_first(warm: Warm) -> None:
     assert await read(lab, fh) == b"x" * 9000, "a copy that anybody has touched is not taken"
     assert lab.bucket.written == ["f.bin"]
     lab.close(fh)
+
+
+def test_damage_is_found_once_all_was_read(
+    tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the last of it gets EIO, and it is told; then it is fetched once more."""
+    for name in ("LONGEST", "SHORTEST"):
+        monkeypatch.setattr(unkept, name, 4 * CHUNK)
+
+    @in_lab()
+    async def test(lab: Lab) -> None:
+        ino = await remote(lab)
+        fill_up(lab)
+        reader, bad = lab.parts.contents.unkept, [True]
+        monkeypatch.setattr(reader, "_length", 4 * CHUNK)
+        fetch = reader._fetch
+
+        async def damaged(key: str, start: int, end: int, etag: str | None) -> bytes:
+            data = await fetch(key, start, end, etag)
+            return bytes(len(data)) if bad and bad.pop() else data
+
+        monkeypatch.setattr(reader, "_fetch", damaged)
+        fh, half = await lab.open("f.bin", os.O_RDONLY), len(BODY) // 2
+        assert await read(lab, fh, 0, half) != BODY[:half], "nobody can tell so far"
+        with pytest.raises(OSError, match="checksum") as caught:
+            await read(lab, fh, half)
+        assert caught.value.errno == errno.EIO
+        assert lab.services.metrics.registry.get_sample_value("cachefs_damaged_reads_total") == 1
+        assert await read(lab, fh) == BODY
+        assert await read(lab, fh, 5, half) == BODY[5:][:half]
+        assert present(lab, ino) == 0
+        lab.close(fh)
+
+    test(tmp_path)  # type: ignore[arg-type]
