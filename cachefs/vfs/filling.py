@@ -85,7 +85,11 @@ class Filling(Sealing):
         async with fill.checking:
             if opened.fill is not fill or not fill.complete:
                 return
-            if fill.crc64 is None or await self.fetched(fill) == fill.crc64:
+            trims = fill.trims
+            found = None if fill.crc64 is None else await self.fetched(fill)
+            if opened.fill is not fill or fill.trims != trims:
+                return  # Some of it has left the cache meanwhile.
+            if found == fill.crc64:
                 self.filled(opened)
                 if fill.failures and fill.served:
                     raise OSError(errno.EIO, "what was read of the file before was damaged")
@@ -179,6 +183,8 @@ class Filling(Sealing):
     def filled(self, opened: OpenInode) -> None:
         """All bytes of the object are here."""
         self._lanes.take_back(opened)
+        if opened.fill is not None:
+            opened.trimmed += opened.fill.trims
         opened.fill = None
         opened.gen.present = None
         self._meta.generations.save(opened.gen)

@@ -107,6 +107,8 @@ class OpenInode:
     """A large file of data that has to be fetched: the kernel need not keep what is read of it."""
     fill: Fill | None = None
     """Set while the cache file does not hold all of the object's bytes."""
+    trimmed: int = 0
+    """`trims` of the fill that it had until it was complete."""
     stream: Stream | None = None
     """Set while the cache file does not hold all that was written, and the store does."""
     handles: int = 0
@@ -146,7 +148,7 @@ class OpenInode:
     def trims(self) -> int:
         """Changes when bytes that were here have to be fetched again."""
         fetched = self.fill.trims if self.fill is not None else 0
-        return fetched + (self.stream.trims if self.stream is not None else 0)
+        return self.trimmed + fetched + (self.stream.trims if self.stream is not None else 0)
 
     @property
     def blocks(self) -> int:

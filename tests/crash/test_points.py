@@ -79,6 +79,7 @@ EXEMPT = {
     "meta.fence": "nothing but locks, and a file that says nothing: DATABASE_AFTER_OPEN is behind",
     "meta.logsync": "the same bytes to the same places of the log; DATABASE_AFTER_SYNC is behind",
     "meta.database._sync_directory": "DATABASE_AFTER_OPEN stands behind it",
+    "cache.unkept": "bytes in memory that are read and dropped: nothing outlives the process",
     "cache.warmdir": "copies of another tier: nobody sees them before one rename shows them",
     "flush.movers": "carries requests between processes; what they do has points in the client",
 }

@@ -86,3 +86,48 @@ async def test_readers_do_not_take_from_each_other_what_they_are_at(lab: Lab) ->
     assert trimmer._chosen(fill, 8 * CHUNK, 0) == []
     trimmer.is_pressing = lambda device: True
     assert trimmer._chosen(fill, 8 * CHUNK, 0) == [(at - MIB, 4 * CHUNK)]
+
+
+async def read_all(lab: Lab) -> bytes:
+    """By one handle, from the start to the end."""
+    fh = await lab.open("f.bin", os.O_RDONLY)
+    try:
+        pieces = [await lab.services.files.read(fh, at, CHUNK) for at in range(0, len(BODY), CHUNK)]
+        return b"".join(map(bytes, pieces))
+    finally:
+        lab.close(fh)
+
+
+@in_lab()
+async def test_what_leaves_while_all_is_compared_is_fetched_again(lab: Lab) -> None:
+    """All of a file is here, and while its checksum is compared its beginning goes to make room."""
+    await _compared(lab, comes_back=False)
+
+
+@in_lab()
+async def test_what_leaves_and_comes_back_while_all_is_compared(lab: Lab) -> None:
+    await _compared(lab, comes_back=True)
+
+
+async def _compared(lab: Lab, *, comes_back: bool) -> None:
+    await lab.write("f.bin", BODY)
+    await lab.wait("f.bin")
+    contents, eviction = lab.services.contents, lab.services.eviction
+    row = lab.services.meta.generations.current(await _ino(lab))
+    assert row is not None
+    assert await eviction.evict(row.gen) >= len(BODY)
+    compare, went = contents.fetched, []
+
+    async def slowly(fill: Fill) -> int:
+        value = await compare(fill)
+        if not went:
+            went.append(await eviction.trim(0, CHUNK))
+            if comes_back:
+                await contents._filler.fetch_all(fill)
+        return value
+
+    contents.fetched = slowly
+    assert await read_all(lab) == BODY
+    assert went == [CHUNK]
+    assert await read_all(lab) == BODY
+    assert await present(lab) == len(BODY)
