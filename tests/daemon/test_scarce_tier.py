@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import structlog
+import trio
 
 from cachefs.model.retention import Rules
 from tests.daemon.lab import until
@@ -256,6 +257,7 @@ async def test_it_happens_by_itself(warm: Warm) -> None:
             marker = warm.directory / f"step-{step}/_SUCCESS"
             await until(marker.exists, 20)
         assert whole(warm) == {"step-2"}
-        (told,) = await warm.tiering.verdicts(Rules(newest=3))
-        assert told.checkpoint.safe
+        with trio.fail_after(20):  # It is on record a moment after it is there.
+            while not (await warm.tiering.verdicts(Rules(newest=3)))[0].checkpoint.safe:  # noqa: ASYNC110
+                await trio.sleep(0.02)
         warm.lab.nursery.cancel_scope.cancel()

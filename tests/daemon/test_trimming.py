@@ -116,7 +116,8 @@ async def _compared(lab: Lab, *, comes_back: bool) -> None:
     row = lab.services.meta.generations.current(await _ino(lab))
     assert row is not None
     assert await eviction.evict(row.gen) >= len(BODY)
-    compare, went = contents.fetched, []
+    compare = contents.fetched
+    went: list[int] = []
 
     async def slowly(fill: Fill) -> int:
         value = await compare(fill)
