@@ -16,6 +16,9 @@ import errno
 from enum import StrEnum
 from typing import ClassVar
 
+NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""What a filesystem says that has no room, for anybody or for this user."""
+
 
 class Retry(StrEnum):
     """What the flusher does with a job that failed. Data is kept whatever the answer."""

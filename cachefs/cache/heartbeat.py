@@ -16,12 +16,13 @@ question after a pause is answered by False, which costs that caller one thread 
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from cachefs.errors import NO_SPACE
 
 INTERVAL = 0.1
 """Seconds between beats."""
@@ -140,7 +141,7 @@ class Heartbeat:
             if check:
                 self._check()
         except OSError as err:
-            if err.errno not in (errno.ENOSPC, errno.EDQUOT):  # full is not broken
+            if err.errno not in NO_SPACE:  # full is not broken
                 self.fail(err)
         self._beat_started = 0.0
         self._beat_done = self._clock()

@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachefs.cache.clone import clone_file, copy_range
+from cachefs.cache.device import BLOCK_UNIT
 from cachefs.errors import CacheError
+from cachefs.model import names
 
 _OWN = ".cachefs"
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_BLOCK = 512
-"""Bytes that `st_blocks` counts in."""
 OBSTRUCTING = frozenset(
     (
         errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ELOOP, errno.ENAMETOOLONG,
@@ -134,7 +134,7 @@ class WarmDirectory:
             found = os.fstat(reading)
             if found.st_size != size:
                 raise OSError(errno.EIO, "the cache file has another size", source)
-            self._require_room(found.st_blocks * _BLOCK)
+            self._require_room(found.st_blocks * BLOCK_UNIT)
             _make_copy(reading, target, attributes)
         except OSError:
             with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ class WarmDirectory:
         they lead to is another file's place.
         """
         target = self.directory / path
-        for parent in _above(path):
+        for parent in reversed([*names.above(path)]):
             self._make_directory(self.directory / parent)
         with contextlib.suppress(OSError):
             if target.is_dir() and not target.is_symlink():
@@ -196,7 +196,7 @@ class WarmDirectory:
         `leaving`: paths of copies that will be gone by then; `clear`: directories that are known to
         be in nobody's way, to which those are added that are found.
         """
-        for parent in _above(path):
+        for parent in reversed([*names.above(path)]):
             if parent in clear:
                 continue
             kind = self._kind(parent)
@@ -334,12 +334,6 @@ class WarmDirectory:
             return data if len(data) == end - start and shown.is_it(os.fstat(fd)) else None
         finally:
             os.close(fd)
-
-
-def _above(path: str) -> list[str]:
-    """Every directory above a path, from the top."""
-    parts = path.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def first_bytes(path: bytes | str, limit: int) -> bytes:

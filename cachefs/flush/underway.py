@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from cachefs.errors import Refused, StoreError, Throttled
+from cachefs.model.names import above
 
 DOUBT = 10.0
 """Seconds after which a store has carried out a deletion that it had received, or never will. Its
@@ -40,31 +41,23 @@ class UnderWay:
         only one of a file and what is below its name."""
         if not self._counts:
             return False
-        return key in self or self._above[key] > 0 or any(each in self for each in _above(key))
+        return key in self or self._above[key] > 0 or any(each in self for each in above(key))
 
     @contextmanager
     def sending(self, key: str) -> Iterator[None]:
         """Around a request. Whoever waits runs only at the caller's next await: until then there
         is time to record the answer."""
         self._counts[key] += 1
-        self._above.update(_above(key))
+        self._above.update(above(key))
         try:
             yield
         finally:
-            self._above.subtract(_above(key))
+            self._above.subtract(above(key))
             self._counts[key] -= 1
             if not self._counts[key]:
                 del self._counts[key]
                 self._above += Counter()  # without the zeros
                 self._on_answered()
-
-
-def _above(key: str) -> Iterator[str]:
-    """The names of the directories that a key is in."""
-    at = key.find("/")
-    while at >= 0:
-        yield key[:at]
-        at = key.find("/", at + 1)
 
 
 class Doubts:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-
 import trio
 
+from cachefs.errors import NO_SPACE
 from cachefs.meta.database import Database
 
 _PAUSE = 0.05
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 async def room(database: Database, *, frees_disk: bool = False) -> None:
@@ -18,6 +16,6 @@ async def room(database: Database, *, frees_disk: bool = False) -> None:
     `frees_disk`: what is to be committed makes room there, so a disk that is full is no reason.
     """
     while database.crowded:
-        if frees_disk and database.lag.error in _FULL:
+        if frees_disk and database.lag.error in NO_SPACE:
             return
         await trio.sleep(_PAUSE)

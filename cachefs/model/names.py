@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 KEY_LIMIT = 1024
 """Bytes of UTF-8 that S3 allows in a key, prefix included."""
@@ -136,6 +136,12 @@ def decode_name(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         raise OSError(errno.EILSEQ, "name is not UTF-8, as object keys must be") from None
+
+
+def above(path: str) -> Iterator[str]:
+    """Yield every directory above ``path``, the nearest first."""
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def is_reserved(path: str) -> bool:

@@ -18,7 +18,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from cachefs.errors import CacheError, CacheFileLost, CacheFull
+from cachefs.errors import NO_SPACE, CacheError, CacheFileLost, CacheFull
 from cachefs.store.base import Body, FileRange
 
 BUFFER = 256 * 1024
@@ -50,7 +50,7 @@ def check_abandoned() -> None:
 
 def local_error(error: OSError, path: str) -> CacheError:
     """What an OS error on a local file means."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_SPACE:
         return CacheFull(f"no room left for {path}")
     if error.errno in (errno.ENOENT, errno.ESTALE):
         return CacheFileLost(f"{path} is gone")

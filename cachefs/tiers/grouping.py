@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Protocol, TypeVar
 
 import trio
 
+from cachefs.model import names
 from cachefs.tiers.complete import Complete
 
 _AT_A_TIME = 64
@@ -39,15 +39,9 @@ async def by_checkpoint(
         (left if root is None else groups[root]).append(row)
     for row in left:
         # Where other files tell that their directory is a checkpoint, all below it is its part.
-        root = next((each for each in above(row.path) if each in groups), None)
+        root = next((each for each in names.above(row.path) if each in groups), None)
         (others if root is None else groups[root]).append(row)
     return groups, others
-
-
-def above(path: str) -> Iterator[str]:
-    """Every directory above a path, the nearest first."""
-    while path := posixpath.dirname(path):
-        yield path
 
 
 async def gently(rows: Iterable[T]) -> AsyncIterator[T]:

@@ -60,13 +60,8 @@ class Placer:
 
     def _leave(self, old: WarmRow) -> None:
         """What cannot be removed is nobody's any more."""
-        try:
-            self._directory.remove(shown(old))
-        except OSError as error:
-            if error.errno not in OBSTRUCTING:
-                raise
-            place = self._directory.directory / old.path
-            reason = f"{place}: {error.strerror}: remove it"
+        reason = self._remove_one(old)
+        if reason is not None:
             log.warning("a copy stays in the warm tier", path=old.path, reason=reason)
 
     def _why(self, copy: Copy, error: OSError) -> str:
@@ -80,12 +75,18 @@ class Placer:
         self._directory.check()
         refused = {}
         for row in rows:
-            try:
-                self._directory.remove(shown(row))
-            except OSError as error:
-                if error.errno not in OBSTRUCTING:
-                    raise
-                place = self._directory.directory / row.path
-                refused[row.dentry] = f"{place}: {error.strerror}: remove it"
+            reason = self._remove_one(row)
+            if reason is not None:
+                refused[row.dentry] = reason
         self._directory.sync([row.path for row in rows])
         return refused
+
+    def _remove_one(self, row: WarmRow) -> str | None:
+        """Why a copy cannot be removed, for people; None: it is gone, or is somebody else's."""
+        try:
+            self._directory.remove(shown(row))
+        except OSError as error:
+            if error.errno not in OBSTRUCTING:
+                raise
+            return f"{self._directory.directory / row.path}: {error.strerror}: remove it"
+        return None

@@ -11,8 +11,8 @@ import trio
 from cachefs.cache.warmdir import Shown
 from cachefs.meta import Meta
 from cachefs.meta.warm import WantedRow, WarmRow, WarmState
+from cachefs.model import names
 from cachefs.tiers.complete import Complete
-from cachefs.tiers.grouping import above
 
 _AT_A_TIME = 256
 """Rows that are looked at before requests are served again."""
@@ -153,7 +153,7 @@ class Planner:
         for copy in plan.copies if leaving else ():
             # "0" is the character that follows "/".
             begin, end = (bisect_left(paths, copy.path + each) for each in "/0")
-            around = (*above(copy.path), *paths[begin:end])
+            around = (*names.above(copy.path), *paths[begin:end])
             rows = [leaving[path] for path in around if path in leaving]
             if rows:
                 found[copy.dentry] = self.as_they_go(rows)

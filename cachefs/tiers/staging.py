@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import posixpath
 import stat
@@ -13,6 +12,7 @@ import trio
 
 from cachefs.cache.device import BLOCK_UNIT, CacheDevice
 from cachefs.cache.warmdir import Attributes, WarmDirectory, first_bytes
+from cachefs.errors import NO_SPACE
 from cachefs.meta import Meta
 from cachefs.meta.warm import WantedRow
 from cachefs.model import checkpoints, indexes
@@ -21,7 +21,6 @@ from cachefs.tiers.plan import Copy, shown
 
 _AT_ONCE = 4
 """Files that are staged at a time."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _INDEX_MAX = 64 << 20
 
 
@@ -72,7 +71,7 @@ class Stager:
             for _ in range(min(_AT_ONCE, len(copies))):
                 nursery.start_soon(work)
         for error in errors:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_SPACE:
                 raise error
         if errors:
             self.no_room = errors[0]

@@ -34,7 +34,7 @@ import trio
 
 from cachefs.cache.device import CacheDevice
 from cachefs.cache.warmdir import WarmDirectory
-from cachefs.errors import CacheError
+from cachefs.errors import NO_SPACE, CacheError
 from cachefs.meta import Meta
 from cachefs.meta.room import room
 from cachefs.meta.rows import GenerationRow
@@ -44,7 +44,7 @@ from cachefs.tiers.obstacles import Obstacles
 from cachefs.tiers.placing import Placer
 from cachefs.tiers.plan import Copy, Plan, Planner
 from cachefs.tiers.room import Room
-from cachefs.tiers.staging import NO_ROOM, Stager
+from cachefs.tiers.staging import Stager
 
 log = structlog.get_logger("cachefs.warm")
 
@@ -267,7 +267,7 @@ class WarmTier:
             changed = await self._work(plan)
             no_room, left = self.stager.no_room, self.stager.left
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in NO_SPACE:
                 raise
             no_room, left = error, [each for each in plan.copies if not each.moved]
             self._restless = True

@@ -175,6 +175,22 @@ class Lab:
         await self.put(fh, data)
         self.close(fh)
 
+    async def store_only(self, path: str, data: bytes) -> int:
+        """A file that the store has and the cache has not; its inode."""
+        await self.write(path, data)
+        await self.wait(path)
+        return await self.evict(path)
+
+    async def evict(self, path: str) -> int:
+        """What the store has of a file leaves the cache; its inode."""
+        folder, _, name = path.rpartition("/")
+        found = self.services.meta.dentries.get(await self.folder(folder), name.encode())
+        assert found is not None
+        row = self.services.meta.generations.current(found.ino)
+        assert row is not None
+        assert await self.services.eviction.evict(row.gen)
+        return found.ino
+
     async def rename(self, old: str, new: str) -> None:
         sources, targets = old.rpartition("/"), new.rpartition("/")
         parents = await self.folder(sources[0]), await self.folder(targets[0])

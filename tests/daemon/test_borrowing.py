@@ -19,13 +19,7 @@ BODY = b"".join(bytes([n + 1]) * MIB for n in range(20))
 
 async def huge(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> int:
     """A file that the store alone has, and for which there would be no room; open."""
-    await lab.write("f.bin", BODY)
-    await lab.wait("f.bin")
-    found = lab.services.meta.dentries.get(1, b"f.bin")
-    assert found is not None
-    row = lab.services.meta.generations.current(found.ino)
-    assert row is not None
-    assert await lab.services.eviction.evict(row.gen)
+    await lab.store_only("f.bin", BODY)
     lab.parts.offloader.can_copy = lambda: True
     monkeypatch.setattr(Borrower, "_is_too_large", lambda self, opened: opened.fill is not None)
     return await lab.open("f.bin", os.O_RDWR)

@@ -20,22 +20,11 @@ from tests.daemon.lab import CHUNK, Lab, in_lab, until
 BODY = b"".join(bytes([n + 1]) * CHUNK for n in range(6))
 
 
-async def evicted(lab: Lab, body: bytes) -> None:
-    """A file that the store alone has."""
-    await lab.write("f.bin", body)
-    await lab.wait("f.bin")
-    found = lab.services.meta.dentries.get(1, b"f.bin")
-    assert found is not None
-    row = lab.services.meta.generations.current(found.ino)
-    assert row is not None
-    assert await lab.services.eviction.evict(row.gen)
-
-
 @in_lab()
 async def test_late_fetch(lab: Lab) -> None:
     """What was fetched ahead of a reader, and comes when that is gone, is not written over what
     was written to the file since."""
-    await evicted(lab, BODY)
+    await lab.store_only("f.bin", BODY)
     late = trio.Event()
     held: list[int] = []
 
@@ -67,7 +56,7 @@ async def test_late_hole(lab: Lab) -> None:
     """A range of a file is to leave the cache that is closed meanwhile, opened and read again: it
     stays there."""
     body = b"".join(bytes([n + 1]) * PIECE for n in range(3))
-    await evicted(lab, body)
+    await lab.store_only("f.bin", body)
     fh = await lab.open("f.bin", os.O_RDONLY)
     for start in (0, PIECE):
         await lab.services.files.read(fh, start, PIECE)

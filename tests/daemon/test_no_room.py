@@ -16,18 +16,6 @@ from tests.daemon.tier import Warm, in_tier
 BODY = os.urandom(30 * CHUNK + 77)
 
 
-async def remote(lab: Lab) -> int:
-    """A file that only the store has; its inode."""
-    await lab.write("f.bin", BODY)
-    await lab.wait("f.bin")
-    found = lab.services.meta.dentries.get(1, b"f.bin")
-    assert found is not None
-    row = lab.services.meta.generations.current(found.ino)
-    assert row is not None
-    assert await lab.services.eviction.evict(row.gen)
-    return found.ino
-
-
 def fill_up(lab: Lab) -> int:
     """Leave no room, as is known by now; the bytes that it takes."""
     ledger = lab.services.ledgers[0]
@@ -52,7 +40,7 @@ def present(lab: Lab, ino: int) -> int:
 @in_lab()
 async def test_it_is_read_and_nothing_is_counted(lab: Lab) -> None:
     """Not even by the database; with room again it is fetched as ever."""
-    ino = await remote(lab)
+    ino = await lab.store_only("f.bin", BODY)
     taken, used = fill_up(lab), lab.services.ledgers[0].used
     fh = await lab.open("f.bin", os.O_RDONLY)
     assert await read(lab, fh) == BODY
@@ -75,7 +63,7 @@ async def test_it_is_read_and_nothing_is_counted(lab: Lab) -> None:
 
 @in_lab("flush.settle=0s")
 async def test_our_own_rename_does_not_end_reading(lab: Lab) -> None:
-    await remote(lab)
+    await lab.store_only("f.bin", BODY)
     fill_up(lab)
     fh = await lab.open("f.bin", os.O_RDONLY)
     await lab.rename("f.bin", "g.bin")
@@ -87,7 +75,7 @@ async def test_our_own_rename_does_not_end_reading(lab: Lab) -> None:
 @in_lab("cache.full=enospc")
 async def test_who_writes_to_it_needs_room(lab: Lab) -> None:
     """And is told as `cache.full` says. Who reads it goes on."""
-    await remote(lab)
+    await lab.store_only("f.bin", BODY)
     taken = fill_up(lab)
     fh = await lab.open("f.bin", os.O_RDWR)
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +92,7 @@ async def test_who_writes_to_it_needs_room(lab: Lab) -> None:
 
 @in_lab()
 async def test_a_writer_waits_for_room(lab: Lab) -> None:
-    await remote(lab)
+    await lab.store_only("f.bin", BODY)
     taken = fill_up(lab)
     fh = await lab.open("f.bin", os.O_RDWR)
     writing = lab.asking(lambda: lab.put(fh, b"new", 7))
@@ -119,7 +107,7 @@ async def test_a_writer_waits_for_room(lab: Lab) -> None:
 @in_lab()
 async def test_warm_says_that_there_is_no_room(lab: Lab) -> None:
     """Rather than that it is here."""
-    ino = await remote(lab)
+    ino = await lab.store_only("f.bin", BODY)
     fill_up(lab)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cachefs.vfs.fetchroom._LONG", 0.0)
@@ -136,11 +124,7 @@ async def test_the_warm_tier_is_read_first(warm: Warm) -> None:
     await warm.write("f.bin", "x" * 9000)
     await lab.wait("f.bin")
     await warm.settle()
-    found = lab.services.meta.dentries.get(1, b"f.bin")
-    assert found is not None
-    row = lab.services.meta.generations.current(found.ino)
-    assert row is not None
-    assert await lab.services.eviction.evict(row.gen)
+    await lab.evict("f.bin")
     fill_up(lab)
     lab.bucket.written.clear()
     fh = await lab.open("f.bin", os.O_RDONLY)
@@ -162,7 +146,7 @@ def test_damage_is_found_once_all_was_read(
 
     @in_lab()
     async def test(lab: Lab) -> None:
-        ino = await remote(lab)
+        ino = await lab.store_only("f.bin", BODY)
         fill_up(lab)
         reader, bad = lab.parts.contents.unkept, [True]
         monkeypatch.setattr(reader, "_length", 4 * CHUNK)

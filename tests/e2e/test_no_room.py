@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import mmap
 import os
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cachefs.cache.filler import CHUNK
-from tests.e2e.test_trimming import allocated
+from tests.e2e.test_streaming import watched
 from tests.support.client import Client
 from tests.support.faults import WRITES, Fault, Rule
-from tests.support.mounts import Failed, Mount, MountFactory, poll
+from tests.support.mounts import Mount, MountFactory, poll
 
 pytestmark = [pytest.mark.either_lane, pytest.mark.timeout(150)]
 
@@ -49,34 +45,6 @@ def mapped(path: str) -> str:
         return hashlib.sha256(view).hexdigest()
 
 
-class Most:
-    """The most that the cache took."""
-
-    allocated = 0
-    counted = 0
-
-
-@contextmanager
-def watched(mount: Mount) -> Iterator[Most]:
-    """What a mount's cache takes in a block, seen many times a second."""
-    most, ended = Most(), threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.02):
-            most.allocated = max(most.allocated, allocated(mount.cache_dirs[0]))
-            with contextlib.suppress(Failed, OSError, ValueError, KeyError):
-                most.counted = max(most.counted, mount.status()["cache"]["used_bytes"])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield most
-    finally:
-        ended.set()
-        watcher.join()
-    print(f"at most {most.allocated / MIB:.3f} MiB, counted {most.counted / MIB:.3f}")
-
-
 def put_all(bucket: Any) -> None:
     for name, body in BODIES.items():
         bucket.put(f"d/{name}", body)
@@ -100,14 +68,14 @@ def test_a_cache_full_of_pinned_files(
         found = reading.result(90)
         assert client.run(mapped, mount.path / "d/large.bin") == SUMS["large.bin"]
     assert found == {name: [SUMS[name]] * 2 for name in BODIES}
-    assert 56 * MIB <= most.allocated <= SIZE
+    assert 56 * MIB <= most[1] <= SIZE
     # Counting all files after a takeover errs on the careful side when more arrives meanwhile.
-    assert most.counted <= SIZE + dies * CHUNK
+    assert most[0] <= SIZE + dies * CHUNK
     assert mount.metric("cachefs_unkept_bytes_total") > 8 * MIB
     assert mount.cli("unpin", mount.path / "pinned").returncode == 0
     with watched(mount) as most:
         poll(lambda: is_kept(mount, client), 60)
-    assert max(most.allocated, most.counted) <= SIZE
+    assert max(most) <= SIZE
 
 
 def is_kept(mount: Mount, client: Client) -> bool:
@@ -131,7 +99,7 @@ def test_a_cache_full_of_what_the_store_does_not_take(
     with watched(mount) as most:
         found = client.run(sums, mount.path / "d", list(BODIES), timeout=90)
     assert found == {name: [SUMS[name]] * 2 for name in BODIES}
-    assert max(most.allocated, most.counted) <= SIZE
+    assert max(most) <= SIZE
     faults.clear()
     mount.wait(timeout=60)
     assert all(bucket.get(name) == body for name, body in written.items())
@@ -158,5 +126,5 @@ def test_many_readers_of_what_has_hardly_room(
     print(f"{fetched / MIB:.0f} MiB fetched in {time.monotonic() - began:.1f} s")
     expected = {name: [hashlib.sha256(body).hexdigest()] * 2 for name, body in bodies.items()}
     assert found == expected
-    assert max(most.allocated, most.counted) <= SIZE
+    assert max(most) <= SIZE
     assert fetched <= 4 * len(names) * 24 * MIB, "two readers of each"

@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.test_trimming import allocated
 from tests.support.client import Client
 from tests.support.link import Link
-from tests.support.mounts import Mount, MountFactory, poll
+from tests.support.mounts import Failed, Mount, MountFactory, poll
 from tests.support.stores import Seaweed
 
 MIB = 1 << 20
@@ -76,7 +76,9 @@ def watched(mount: Mount, every: float = 0.02) -> Iterator[list[int]]:
 
     def watch() -> None:
         while not ended.wait(every):
-            with suppress(OSError, AssertionError):  # while one daemon follows another
+            with suppress(
+                Failed, OSError, ValueError, KeyError
+            ):  # while one daemon follows another
                 most[0] = max(most[0], mount.status()["cache"]["used_bytes"])
             most[1] = max(most[1], allocated(mount.cache_dirs[0]))
 
